@@ -1,0 +1,160 @@
+"""Row log-sum-exp on the tensor cores: `out_i = log Σ_j exp(q_i·k_j + v_j)`.
+
+In units of log 2, with a shift a_i that need not be the maximum, only within 2^±126 of it,
+
+    out_i = a_i + log2 Σ_j exp2(s_ij + v_j - a_i),
+
+so the loop over the columns keeps neither a running maximum nor a rescaled sum. The shift is the caller's anchor or the
+maximum over the first tile; a program whose sums overflow or vanish under it finds the true maximum and repeats its range.
+
+Reference: Proposition 1 of "FlashSinkhorn", arXiv:2602.03067, for the half-step as biased attention scores.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ot_newton.kernels import tiles as tiling
+from ot_newton.kernels.operands import check, padded, prepare, prepare_bias
+from ot_newton.kernels.tiles import exp2, part, row_sum, score
+
+_LOG2E = tl.constexpr(tiling.LOG2E)
+_FINISH_ROWS = 256
+
+
+def lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    anchor: Tensor | None = None,
+    precision: str = "fp32",
+    operands: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Row log-sum-exp `log Σ_j exp(q_i·k_j + v_j)`, shape (n,).
+
+    Args:
+        q, k: points, (n, d) and (m, d), float32 on one CUDA device.
+        v: (m,), may hold -inf.
+        anchor: (n,), a guess of the result; a bad one costs time, never accuracy.
+        precision: "fp32" for scores of 22 bits, "tf32" or "bf16" for 11.
+        operands: what `prepare(q, k, precision=precision)` returned, to be spared its work.
+
+    Raises:
+        TypeError: for anything but float32.
+        ValueError: for tensors that are not on one CUDA device, or an unknown precision.
+    """
+    check(precision, q=q, k=k, v=v)
+    Q, K = operands or prepare(q, k, precision=precision)
+    n, m, width, products = len(q), len(k), Q.shape[-1], 3 if Q.dim() == 3 else 1
+    tiles = tiling.for_lse(width, products)
+    blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
+    sums, shifts = q.new_empty(2, ranges, n)
+    _lse_kernel[blocks, ranges](
+        Q, K, prepare_bias(v), sums if anchor is None else anchor.contiguous(),
+        sums, shifts, n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns), length,
+        tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages, anchor is not None,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    out = torch.empty_like(q[:, 0])
+    _lse_finish_kernel[triton.cdiv(n, _FINISH_ROWS),](sums, shifts, out, n, ranges, _FINISH_ROWS)
+    return out
+
+
+@triton.jit
+def highest(
+    high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Row maxima [ROWS] of the exponents over `length` tiles, 0 where all of them are -inf."""
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
+        v = tl.load(v_ptr + tl.arange(0, COLUMNS))
+        s = score(high, low, q_ptr, q_plane, k_ptr, k_plane, D, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES)
+        top = tl.maximum(top, tl.max(s + v[None, :], 1))
+        k_ptr += COLUMNS * D
+        v_ptr += COLUMNS
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def _sum_range(
+    high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, shift, D, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Row sums [ROWS] of exp2(exponent - shift) over `length` tiles."""
+    total = tl.zeros((ROWS, 8), tl.float32)
+    for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
+        v = tl.load(v_ptr + tl.arange(0, COLUMNS))
+        s = score(high, low, q_ptr, q_plane, k_ptr, k_plane, D, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES)
+        total += row_sum(exp2(s + (v[None, :] - shift[:, None]), PRODUCTS == 1 and not STREAMED), ROWS, COLUMNS)
+        k_ptr += COLUMNS * D
+        v_ptr += COLUMNS
+    return tl.sum(total, 1)
+
+
+@triton.jit(do_not_specialize=["n", "n_padded", "m_padded", "total", "length"])
+def _lse_kernel(
+    q_ptr, k_ptr, v_ptr, anchor_ptr, sum_ptr, shift_ptr, n, n_padded, m_padded, D, total, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
+    STAGES: tl.constexpr,
+    ANCHORED: tl.constexpr,
+):  # fmt: skip
+    """Sums of one block of rows over one range of columns, with the shift under which they were taken."""
+    row = tl.program_id(0).to(tl.int64) * ROWS
+    first = tl.program_id(1).to(tl.int64) * length
+    length = tl.minimum(length, total - first).to(tl.int32)
+    q_ptr += row * D
+    k_ptr += first * COLUMNS * D
+    v_ptr += first * COLUMNS
+    q_plane, k_plane = n_padded.to(tl.int64) * D, m_padded.to(tl.int64) * D
+    high = part(q_ptr, 0, D, ROWS, DEPTH)
+    low = part(q_ptr, q_plane if PRODUCTS == 3 else 0, D, ROWS, DEPTH)
+    rows = row + tl.arange(0, ROWS)
+    real = rows < n
+    if ANCHORED:
+        shift = tl.load(anchor_ptr + rows, mask=real, other=0.0) * _LOG2E
+    else:
+        shift = highest(
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, 1, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES
+        )
+    sums = _sum_range(
+        high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, shift, D, length,
+        ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+    )  # fmt: skip
+    sound = (sums > 1e-30) & (sums < 1e37)
+    if tl.min(tl.where(real, sound.to(tl.int32), 1), 0) == 0:
+        shift = highest(
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES
+        )
+        sums = _sum_range(
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, shift, D, length,
+            ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+        )  # fmt: skip
+    place = tl.program_id(1).to(tl.int64) * n + rows
+    tl.store(sum_ptr + place, sums, mask=real)
+    tl.store(shift_ptr + place, shift, mask=real)
+
+
+@triton.jit(do_not_specialize=["n", "ranges"])
+def _lse_finish_kernel(sum_ptr, shift_ptr, out_ptr, n, ranges, ROWS: tl.constexpr):
+    """Add the ranges of a row in their order."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = rows < n
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    sums, shifts = sum_ptr + rows, shift_ptr + rows
+    for _ in range(ranges):
+        shift = tl.load(shifts, mask=real, other=0.0)
+        top = tl.maximum(top, tl.where(tl.load(sums, mask=real, other=0.0) == 0.0, float("-inf"), shift))
+        sums, shifts = sums + n, shifts + n
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums, shifts = sum_ptr + rows, shift_ptr + rows
+    for _ in range(ranges):
+        s = tl.load(sums, mask=real, other=0.0)
+        total += tl.where(s == 0.0, 0.0, s * tl.exp2(tl.load(shifts, mask=real, other=0.0) - top))
+        sums, shifts = sums + n, shifts + n
+    tl.store(out_ptr + rows, (top + tl.log2(total)) / _LOG2E, mask=real)

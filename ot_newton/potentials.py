@@ -1,0 +1,87 @@
+"""The state that every solver of the dual shares: potentials with the error they have, and the limits to obey.
+
+With `phi = row(psi)` the row sums are a exactly, and one more half-step `psi⁺ = col(phi)` tells the column sums without
+an extra pass: `c = b exp(psi - psi⁺)`. So a sweep of two passes yields the next potential and the error of this one.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ot_newton.pairs import Pairs
+from ot_newton.status import Status
+
+
+@dataclass(frozen=True, eq=False)
+class Potentials:
+    """Dimensionless potentials with the marginals and the L1 error that their plan has.
+
+    `ahead` is the target potential one half-step further, and `modes` (m, k) are slow displacements of it, if known.
+    """
+
+    phi: Tensor
+    psi: Tensor
+    r: Tensor
+    c: Tensor
+    error: Tensor
+    ahead: Tensor
+    modes: Tensor | None = None
+
+    @classmethod
+    def after_sweep(cls, pairs: Pairs, phi: Tensor, psi: Tensor, ahead: Tensor, modes: Tensor | None = None) -> "Potentials":
+        """The state for `phi = row(psi)` and `ahead = col(phi)`."""
+        b = pairs.target.weights
+        gap = torch.where(b > 0, psi - ahead, torch.zeros_like(b))
+        error = (b * torch.expm1(gap)).abs().sum(dtype=torch.float64)
+        return cls(phi, psi, pairs.source.weights, b * torch.exp(gap), error, ahead, modes)
+
+
+def dual(pairs: Pairs, phi: Tensor, psi: Tensor) -> Tensor:
+    """Dual value in units of eps, `a·phi + b·psi` in float64, for `phi = row(psi)`."""
+    a, b = pairs.source.weights.to(torch.float64), pairs.target.weights.to(torch.float64)
+    psi = torch.where(b > 0, psi.to(torch.float64), torch.zeros_like(b))
+    return a @ torch.where(a > 0, phi.to(torch.float64), torch.zeros_like(a)) + b @ psi
+
+
+def centred(psi: Tensor, c: Tensor) -> Tensor:
+    """psi (m,) or (m, k) less its mean under c: the gauge fixed."""
+    return psi - (c @ psi) / c.sum()
+
+
+@dataclass
+class Watch:
+    """Decides when a solver stops: tolerance, budget of passes, values that are not finite, or rounding.
+
+    Rounding is to blame when the best error has not fallen for `patience` checks although it is already near what the
+    exponents, of size `size`, can resolve.
+    """
+
+    pairs: Pairs
+    tol: float
+    limit: int
+    patience: int = 10
+    best: float = field(default=float("inf"), init=False)
+    since: int = field(default=0, init=False)
+
+    def left(self) -> int:
+        """Passes left of the budget."""
+        return self.limit - self.pairs.passes.total
+
+    def check(self, state: Potentials) -> Status | None:
+        """The status to stop with, or None to go on."""
+        error = float(state.error)
+        if error <= self.tol:
+            return Status.CONVERGED
+        if error != error or error == float("inf"):
+            return Status.NONFINITE
+        self.since = 0 if error < 0.95 * self.best else self.since + 1
+        self.best = min(self.best, error)
+        if self.since >= self.patience and self.best < self.floor(state):
+            return Status.STALLED
+        return Status.PASS_LIMIT if self.left() < 2 else None
+
+    def floor(self, state: Potentials) -> float:
+        """Marginal error below which rounding of the exponents can hide all progress."""
+        size = state.psi[self.pairs.target.weights > 0].abs().max() + self.pairs.target.norm.max() + 1
+        return 16 * torch.finfo(state.psi.dtype).eps * float(size)

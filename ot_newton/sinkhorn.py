@@ -1,0 +1,233 @@
+"""`solve`: from two weighted point clouds to an entropic transport plan.
+
+Methods, all on the dual `max_{f,g} <a, f> + <b, g>` of `min_P <C, P> + eps KL(P | a⊗b)`:
+
+    "alternating"  f ← row(g), g ← col(f)                      (Sinkhorn 1967)
+    "symmetric"    f ← (f + row(g))/2, g ← (g + col(f))/2      (averaged, keeps f and g on a par)
+    "two-level"    alternating sweeps that correct their slow modes, with Anderson extrapolation
+    "newton"       Newton on the semi-dual by block Krylov, from a few two-level sweeps
+    "auto"         two-level to a small error, then Newton
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ot_newton.cost import Cost, make_cost
+from ot_newton.dual_newton import dual_newton
+from ot_newton.pairs import Pairs
+from ot_newton.plan import Plan
+from ot_newton.potentials import Potentials, Watch
+from ot_newton.status import Status
+from ot_newton.two_level import two_level
+from ot_newton.validate import check_measures, check_positive
+
+NEWTON_BELOW = 3e-3
+CHECK_EVERY = {"cpu": 1}
+
+Initial = Plan | tuple[Tensor, Tensor] | None
+
+
+class ConvergenceWarning(UserWarning):
+    """A solve ended before its tolerance; the result says so too, in its status."""
+
+
+def solve(
+    x: Any,
+    y: Any,
+    eps: float,
+    *,
+    a: Any = None,
+    b: Any = None,
+    cost: str = "sqeuclidean",
+    scale: float = 1.0,
+    tol: float | None = None,
+    method: str = "auto",
+    max_iter: int = 5000,
+    anneal: float | None = None,
+    init: Initial = None,
+    backend: str = "auto",
+) -> Plan:
+    """Solve `min_P <C, P> + eps KL(P | a⊗b)` over plans with marginals a and b; never forms P.
+
+    Args:
+        x, y: points (n, d) and (m, d), float32 or float64 (the dtype of everything returned); float16 and bfloat16
+            points are computed with in float32.
+        eps: temperature in the units of the cost. See `Plan` for what it means for the answer.
+        a, b: weights (n,) and (m,) with sum 1, zeros allowed; uniform where None.
+        cost: "sqeuclidean", `C = scale·|x - y|²`, or "cosine", `C = scale·(1 - cos(x, y))`.
+        tol: bound of the L1 marginal error `|P1 - a|₁ + |Pᵀ1 - b|₁`; by default 1e-6 in float64 and 1e-5 in float32.
+        method: "auto", "alternating", "symmetric", "two-level" or "newton".
+        max_iter: sweeps of two passes that may be spent; every method is charged in this unit.
+        anneal: ratio in (0, 1) by which the temperature falls from the squared diameter to eps, one sweep each; 1 for
+            none. By default it is used only where eps is below a thousandth of the mean cost and there is no `init`.
+        init: a plan, or its potentials (f, g), to start from.
+        backend: "auto", "dense", "blocked" or "triton".
+
+    Returns:
+        A `Plan` with the evidence: `error`, `status`, `n_iter`, `n_passes`.
+
+    Raises:
+        TypeError, ValueError: for inputs that are not what is said above, before any work.
+
+    Warns:
+        ConvergenceWarning: once, where the tolerance was not reached; the message says why and what to try.
+
+    >>> x, y = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.5], [2.0]]).double()
+    >>> plan = solve(x, y, eps=1.0, b=torch.tensor([0.6, 0.4]).double(), a=torch.tensor([0.5, 0.25, 0.25]).double())
+    >>> plan.converged, round(float(plan.value()), 6)
+    (True, 1.024833)
+    """
+    x, y, a, b = check_measures(x, y, a, b)
+    x, y, a, b = (t.detach() for t in (x, y, a, b))
+    eps = check_positive(eps, "eps")
+    kind = make_cost(cost, check_positive(scale, "scale"))
+    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+        raise ValueError(f"max_iter: expected an integer ≥ 1, got {max_iter!r}")
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"tol: expected a number ≥ 0, got {tol!r}")
+    if anneal is not None and not 0 < anneal <= 1:
+        raise ValueError(f"anneal: expected a ratio in (0, 1], got {anneal!r}")
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    plan = _solve(x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend)
+    if not plan.converged:
+        message = f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
+        warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    return plan
+
+
+def _solve(
+    x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, cost: Cost, tol: float | None = None, method: str = "auto",
+    max_iter: int = 5000, anneal: float | None = None, init: Initial = None, backend: str = "auto",
+) -> Plan:  # fmt: skip
+    """`solve` on checked inputs, without the warning."""
+    tx, ty = cost.embed(x), cost.embed(y)
+    for name, points in (("x", tx), ("y", ty)):
+        if not bool(torch.isfinite(points).all()):
+            raise ValueError(f"{name}: expected points whose cost is finite, got a zero vector or an overflow")
+    pairs = Pairs.of(tx, ty, a, b, eps, cost.scale, backend)
+    tol = tol if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
+    # The semi-dual lives on the smaller side.
+    swap = len(x) < len(y)
+    side = pairs.swapped() if swap else pairs
+    phi, psi, modes = _initial(init, pairs, swap)
+    watch = Watch(side, tol, 2 * max_iter)
+    if init is None:
+        phi, psi = _annealed(side, psi, anneal, watch)
+    state, status = METHODS[method](side, phi, psi, modes, watch)
+    if swap:
+        f, g, r, c = state.psi, state.phi, state.c, state.r
+    else:
+        f, g, r, c = state.phi, state.psi, state.r, state.c
+    total = pairs.passes.total
+    return Plan(
+        x, y, a, b, f * eps, g * eps, eps, r, c, float(state.error), status, (total + 1) // 2, total, cost, pairs, state.modes
+    )
+
+
+def _initial(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """(phi, psi, modes) on the side the solver works on; phi is only a guess and may be missing."""
+    n, m = pairs.shape
+    if init is None:
+        return None, torch.zeros_like(pairs.source.norm if swap else pairs.target.norm), None
+    f, g = (init.f, init.g) if isinstance(init, Plan) else init
+    modes = init.modes if isinstance(init, Plan) else None
+    for name, potential, size in (("f", f, n), ("g", g, m)):
+        if tuple(potential.shape) != (size,):
+            raise ValueError(f"init: expected a potential {name} of shape ({size},), got {tuple(potential.shape)}")
+        if not bool(torch.isfinite(potential).all()):
+            raise ValueError(f"init: expected a finite potential {name}")
+    like = pairs.source.norm
+    phi, psi = (t.detach().to(dtype=like.dtype, device=like.device) / pairs.eps for t in (f, g))
+    phi, psi = (psi, phi) if swap else (phi, psi)
+    return phi, psi, modes if modes is not None and len(modes) == len(psi) else None
+
+
+def _annealed(pairs: Pairs, psi: Tensor, ratio: float | None, watch: Watch) -> tuple[Tensor | None, Tensor]:
+    """Potentials after one sweep at each temperature of a falling schedule, in units of eps."""
+    x, y = pairs.source, pairs.target
+    radius = max(float(s.norm.max()) for s in (x, y)) * pairs.eps
+    mean = float(x.weights @ x.norm + y.weights @ y.norm) * pairs.eps
+    if ratio is None:
+        ratio = 0.5 if pairs.eps < 1e-3 * mean else 1.0
+    temperature, phi = 4 * radius, None
+    while ratio < 1 and temperature * ratio > pairs.eps and watch.left() > 4:
+        hot = pairs.at(temperature)
+        phi = hot.row(psi, phi)
+        psi = hot.col(phi, psi)
+        phi, psi = phi * ratio ** -1, psi * ratio ** -1
+        temperature *= ratio
+    change = temperature / pairs.eps if phi is not None else 1.0
+    return (None if phi is None else phi * change), psi * change
+
+
+def _alternating(
+    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
+) -> tuple[Potentials, Status]:
+    every = CHECK_EVERY.get(psi.device.type, 8)
+    ahead = psi
+    while True:
+        for _ in range(min(every, max(1, watch.left() // 2))):
+            psi = ahead
+            phi = pairs.row(psi, phi)
+            ahead = pairs.col(phi, psi)
+        assert phi is not None
+        state = Potentials.after_sweep(pairs, phi, psi, ahead, modes)
+        status = watch.check(state)
+        if status is not None:
+            return state, status
+
+
+def _symmetric(
+    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
+) -> tuple[Potentials, Status]:
+    a, b = pairs.source.weights, pairs.target.weights
+    phi = pairs.row(psi, phi)
+    while True:
+        next_phi, next_psi = pairs.row(psi, phi), pairs.col(phi, psi)
+        rows, columns = ((old - new).where(w > 0, torch.zeros_like(w)) for old, new, w in
+                         ((phi, next_phi, a), (psi, next_psi, b)))  # fmt: skip
+        error = (a * torch.expm1(rows)).abs().sum(dtype=torch.float64) + (b * torch.expm1(columns)).abs().sum(
+            dtype=torch.float64
+        )
+        state = Potentials(phi, psi, a * torch.exp(rows), b * torch.exp(columns), error, next_psi, modes)
+        status = watch.check(state)
+        if status is not None:
+            return state, status
+        phi, psi = (phi + next_phi) / 2, (psi + next_psi) / 2
+
+
+def _two_level(
+    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
+) -> tuple[Potentials, Status]:
+    return two_level(pairs, psi, watch, modes=modes, guess=phi)
+
+
+def _newton(
+    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch, below: float = 0.3
+) -> tuple[Potentials, Status]:
+    first = Watch(pairs, max(watch.tol, below), watch.limit)
+    state, status = two_level(pairs, psi, first, modes=modes, guess=phi)
+    if not status.success or float(state.error) <= watch.tol:
+        return state, status
+    return dual_newton(pairs, state, watch)
+
+
+def _auto(
+    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
+) -> tuple[Potentials, Status]:
+    return _newton(pairs, phi, psi, modes, watch, below=NEWTON_BELOW)
+
+
+Solver = Callable[[Pairs, Tensor | None, Tensor, Tensor | None, Watch], tuple[Potentials, Status]]
+METHODS: dict[str, Solver] = {
+    "auto": _auto,
+    "alternating": _alternating,
+    "symmetric": _symmetric,
+    "two-level": _two_level,
+    "newton": _newton,
+}
