@@ -1,7 +1,7 @@
 """The one door to the primitives over all n×m pairs: same calls, whichever backend does the work.
 
 A plan is `P_ij = exp(q_i·k_j + u_i + v_j)` for q (n, d), k (m, d), u (n,), v (m,); exchange the roles for its transpose.
-Each call is one pass over the pairs. Backends: "dense" (the formulas, O(n·m) memory), "blocked" (streaming torch, any
+Each call is one pass over the pairs, but for `attend` on Triton, which takes two. Backends: "dense" (the formulas, O(n·m) memory), "blocked" (streaming torch, any
 device, float32 and float64) and "triton" (CUDA, float32).
 """
 
@@ -55,7 +55,7 @@ def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None, backen
 def attend(
     q: Tensor, k: Tensor, v: Tensor, V: Tensor, *, anchor: Tensor | None = None, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Row log-sum-exp (n,) and softmax-weighted averages `Σ_j softmax_j(q_i·k_j + v_j) V_j` (n, c) in one pass."""
+    """Row log-sum-exp (n,) and softmax-weighted averages `Σ_j softmax_j(q_i·k_j + v_j) V_j` (n, c)."""
     return _module(resolve(backend, q.device, q.dtype)).attend(q, k, v, V, anchor=anchor)
 
 

@@ -1,13 +1,13 @@
 """Exact Hessian of `L(W) = OT_eps(X W, y)` for a linear model, from transported moments and one block solve.
 
-In the directions `E_kl` of W (p, q) the sources move by `X_k e_l`. With `Z = X W` centred, `PX = PᵀX` (m, p),
-`PXZ = Pᵀ(X⊗Z)` (m, p, q) and the row moments `M_i = Σ_j P_ij y_j y_jᵀ`,
+In the directions `E_kl` of W (p, q) the sources move by `X_k e_l`. Let `ȳ_i` and `Σ_i` be mean and covariance of the
+target that source i is sent to, and S the Schur complement of `response`. Eliminating the potentials leaves
 
-    ρ[:, kl] = 2s X_k (r Z_l - (P y)_l),    κ[:, kl] = 2s (PXZ[:, k, l] - PX[:, k] y_l),
-    H = Σ_i (X_i X_iᵀ) ⊗ (2s r_i I - (4s²/eps) Σ_j P_ij (Z_i - y_j)(Z_i - y_j)ᵀ)  +  (ρᵀ D_r⁻¹ ρ + BᵀS⁺B)/eps,
+    B[:, kl] = 2s (Pᵀ(X_k ȳ_l) - (PᵀX_k) y_l),
+    H = Σ_i r_i X_i X_iᵀ ⊗ (2s I - (4s²/eps) Σ_i)  +  BᵀS⁺B/eps.
 
-where B and S belong to the Schur complement of `response`. The last term is positive semidefinite and a Galerkin
-solution approaches it from below, so an unfinished solve gives a matrix below H whose error is quadratic in the residual.
+The last term is positive semidefinite and a Galerkin solution approaches it from below, so an unfinished solve gives a
+matrix below H whose error is quadratic in the residual.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ot_newton.hessian import row_moments
 from ot_newton.plan import Plan
-from ot_newton.response import respond
+from ot_newton.response import KrylovSpace, inverse, respond_schur
 from ot_newton.status import Status
 
 
@@ -60,22 +60,18 @@ def linear_model_hessian(
     pairs, r, eps, s2 = plan.pairs, plan.row_sums, plan.eps, 2 * plan.pairs.scale
     before = pairs.passes.total
     n, p = X.shape
-    Z, y = pairs.source.points, pairs.target.points  # (n, q), (m, q)
-    q = Z.shape[1]
-    moved = plan.adjoint(torch.cat([X, (X[:, :, None] * Z[:, None, :]).reshape(n, p * q)], 1))
-    PX, PXZ = moved[:, :p], moved[:, p:].reshape(-1, p, q)
-    rho = s2 * (X[:, :, None] * (r[:, None] * Z - plan.Py)[:, None, :]).reshape(n, p * q)
-    kappa = s2 * (PXZ - PX[:, :, None] * y[:, None, :]).reshape(-1, p * q)
-    answer = respond(
-        pairs, plan.phi, plan.psi, r, plan.col_sums, rho / eps, kappa / eps,
-        rtol=rtol, modes=plan.modes if modes is None else modes, max_iter=max_iter,
-    )  # fmt: skip
-    spread = _spread(plan)
-    local = s2 * (r[:, None, None] * torch.eye(q, dtype=X.dtype, device=X.device) - (s2 / eps) * spread)
-    explicit = torch.einsum("ni,njl,nk->ijkl", X, local, X).reshape(p * q, p * q)
-    implicit = rho.T @ answer.dphi + kappa.T @ answer.dpsi
-    H = explicit + implicit
-    H = (H + H.T) / 2
+    y, q = pairs.target.points, pairs.target.points.shape[1]
+    mean, covariance = conditional_moments(plan)
+    moved = plan.adjoint(torch.cat([X, (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)], 1))
+    B = s2 * (moved[:, p:] - (moved[:, :p, None] * y[:, None, :]).reshape(-1, p * q))
+    rho_r = s2 * (X[:, :, None] * (pairs.source.points - mean)[:, None, :]).reshape(n, p * q)
+    space = KrylovSpace(pairs, plan.phi, plan.psi, r, plan.col_sums)
+    modes = plan.modes if modes is None else modes
+    answer = respond_schur(space, rho_r / eps, B / eps, rtol=rtol, modes=modes, max_iter=max_iter)
+    local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / eps) * covariance
+    explicit = torch.einsum("ni,njl,nk->ijkl", r[:, None] * X, local, X).reshape(p * q, p * q)
+    implicit = B.T @ answer.dpsi
+    H = explicit + (implicit + implicit.T) / 2
     residual = float(answer.residual.max())
     size = torch.linalg.matrix_norm(H, 2)
     error = float(residual**2 * torch.linalg.matrix_norm(implicit, 2) / size) if float(size) > 0 else 0.0
@@ -84,8 +80,8 @@ def linear_model_hessian(
     )
 
 
-def _spread(plan: Plan) -> Tensor:
-    """`Σ_j P_ij (Z_i - y_j)(Z_i - y_j)ᵀ`, (n, q, q)."""
-    Z, r, Py = plan.pairs.source.points, plan.row_sums, plan.Py
-    cross = Z[:, :, None] * Py[:, None, :]
-    return r[:, None, None] * Z[:, :, None] * Z[:, None, :] - cross - cross.transpose(1, 2) + row_moments(plan)
+def conditional_moments(plan: Plan) -> tuple[Tensor, Tensor]:
+    """Mean (n, q) and covariance (n, q, q) of the centred target that each source is sent to; 0 for one without mass."""
+    inverse_r = inverse(plan.row_sums)
+    mean = inverse_r[:, None] * plan.Py
+    return mean, inverse_r[:, None, None] * row_moments(plan) - mean[:, :, None] * mean[:, None, :]

@@ -11,7 +11,7 @@ that hardly exchange mass. Block Krylov with a Galerkin solution on the whole sp
 point and random columns fill the block. Conjugate gradients need less memory and more passes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -156,22 +156,39 @@ def respond(
             rtol=rtol, modes=modes, method=method, damping=damping, max_iter=max_iter,
         )  # fmt: skip
         shift = (c @ out.dphi) / c.sum()
-        return Response(out.dpsi + shift, out.dphi - shift, out.residual, out.status, out.n_passes, out.modes)
+        return replace(out, dphi=out.dpsi + shift, dpsi=out.dphi - shift)
     before = pairs.passes.total
     space = KrylovSpace(pairs, phi, psi, r, c, damping)
     rho_r = space.r_inv[:, None] * rho
-    B = space.project(space.root_inv[:, None] * (kappa - pairs.adjoint(phi, psi, rho_r)))
+    rhs = kappa - pairs.adjoint(phi, psi, rho_r)
+    answer = respond_schur(space, rho_r, rhs, rtol=rtol, modes=modes, method=method, max_iter=max_iter)
+    return replace(answer, n_passes=pairs.passes.total - before)
+
+
+def respond_schur(
+    space: "KrylovSpace",
+    rho_r: Tensor,
+    rhs: Tensor,
+    *,
+    rtol: float,
+    modes: Tensor | None = None,
+    method: str = "block",
+    max_iter: int = 40,
+) -> Response:
+    """`respond` where `ρ/r` (n, k) and the right-hand side `κ - Pᵀ(ρ/r)` (m, k) of the Schur complement are known."""
+    before = space.pairs.passes.total
+    B = space.project(space.root_inv[:, None] * rhs)
     if method == "block":
         h, Ph, residual, status = _block_krylov(space, B, modes, rtol, max_iter)
         modes = space.slow_modes(BLOCK)
     elif method == "cg":
         h, residual, status = _conjugate_gradients(space, B, rtol, max_iter)
-        Ph = pairs.apply(phi, psi, space.root_inv[:, None] * h)
+        Ph = space.pairs.apply(space.phi, space.psi, space.root_inv[:, None] * h)
         modes = B.new_empty(len(B), 0)
     else:
         raise ValueError(f"method: expected 'block' or 'cg', got {method!r}")
-    dpsi = space.root_inv[:, None] * h
-    return Response(rho_r - space.r_inv[:, None] * Ph, dpsi, residual, status, pairs.passes.total - before, modes)
+    dphi = rho_r - space.r_inv[:, None] * Ph
+    return Response(dphi, space.root_inv[:, None] * h, residual, status, space.pairs.passes.total - before, modes)
 
 
 def relative(R: Tensor, B: Tensor) -> Tensor:
