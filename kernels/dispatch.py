@@ -1,8 +1,8 @@
 """The one door to the primitives over all n×m pairs: same calls, whichever backend does the work.
 
-A plan is `P_ij = exp(q_i·k_j + u_i + v_j)` for q (n, d), k (m, d), u (n,), v (m,); exchange the roles for its transpose.
-Each call is one pass over the pairs, but for `attend` on Triton, which takes two. Backends: "dense" (the formulas, O(n·m) memory), "blocked" (streaming torch, any
-device, float32 and float64) and "triton" (CUDA, float32).
+A plan is `P_ij = exp(q_i·k_j + u_i + v_j)` for q (n, d), k (m, d), u (n,), v (m,); swap the roles for its transpose.
+Each call is one pass over the pairs, but for `attend` on Triton, which takes two. Backends: "dense" (the formulas,
+O(n·m) memory), "blocked" (streaming torch, any device, float32 and float64) and "triton" (CUDA, float32).
 """
 
 import importlib
@@ -41,14 +41,14 @@ def resolve(backend: str, device: torch.device, dtype: torch.dtype) -> str:
         return "triton" if suits else "blocked"
     if backend == "triton" and not suits:
         raise RuntimeError(
-            f"backend 'triton': expected float32 tensors on a CUDA device with triton installed, got {dtype} on {device}; "
+            f"backend 'triton': expected float32 on a CUDA device with triton installed, got {dtype} on {device}; "
             "use backend='auto' or 'blocked'"
         )
     return backend
 
 
 def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """Row log-sum-exp `log Σ_j exp(q_i·k_j + v_j)`, shape (n,). `anchor` (n,), a guess of the result, saves a maximum."""
+    """Row log-sum-exp `log Σ_j exp(q_i·k_j + v_j)`, shape (n,). `anchor` (n,), a guess of it, saves a maximum."""
     return _module(resolve(backend, q.device, q.dtype)).lse(q, k, v, anchor=anchor)
 
 

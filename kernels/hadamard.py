@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ot_newton.kernels.apply import MAX_COLUMNS, finish, transport
+from ot_newton.kernels.apply import transport
 from ot_newton.kernels.operands import check, prepare
 
 _EXPONENT = 14  # A's rows and B reach 2^14, near the top of fp16's range, so that their low parts keep all digits
@@ -45,17 +45,13 @@ def hadamard(
         ValueError: for tensors that are not on one CUDA device, or an unknown precision.
     """
     check(precision, q=q, k=k, u=u, v=v, A=A, B=B, V=V)
-    operands = operands or prepare(q, k, precision=precision)
     a, b = _excess(A.abs().amax(dim=1)), _excess(B.abs().amax())
     weights = prepare(torch.ldexp(A, -a[:, None]), torch.ldexp(B, -b), precision=precision, factor=1.0)
-    bound = 2.0 ** (2 * _EXPONENT + math.ceil(math.log2(A.shape[1])) - _HEADROOM)
-    out = q.new_empty(len(q), V.shape[1])
-    for c in range(0, V.shape[1], MAX_COLUMNS):
-        _, acc, shifts, scale = transport(
-            len(q), len(k), *operands, v, V[:, c : c + MAX_COLUMNS], anchor, precision, weights=(*weights, bound)
-        )
-        finish(acc, shifts + a, torch.ldexp(scale, b) * bound, out[:, c : c + MAX_COLUMNS], u=u)
-    return out
+    power = 2 * _EXPONENT + math.ceil(math.log2(A.shape[1])) - _HEADROOM
+    out, _ = transport(
+        q, k, v, V, u=u, anchor=anchor, precision=precision, operands=operands, weights=(*weights, 2.0**power)
+    )
+    return torch.ldexp(out, (a + (b + power))[:, None])
 
 
 def _excess(x: Tensor) -> Tensor:

@@ -5,12 +5,12 @@ In units of log 2, with a shift a_i that need not be the maximum, only within 2^
     out_i = a_i + log2 Σ_j exp2(s_ij + v_j - a_i),
 
 so the loop over the columns keeps neither a running maximum nor a rescaled sum. The shift is the caller's anchor or the
-maximum over the first tile; a program whose sums overflow or vanish under it finds the true maximum and repeats its range.
+maximum over a first tile. The kernel that adds the ranges of a row sees when a sum overflowed or vanished under its shift
+and repeats those rows with their true maxima.
 
 Reference: Proposition 1 of "FlashSinkhorn", arXiv:2602.03067, for the half-step as biased attention scores.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +20,6 @@ from ot_newton.kernels.operands import check, padded, prepare, prepare_bias
 from ot_newton.kernels.tiles import exp2, part, row_sum, score
 
 _LOG2E = tl.constexpr(tiling.LOG2E)
-_FINISH_ROWS = 256
 
 
 def lse(
@@ -51,14 +50,15 @@ def lse(
     tiles = tiling.for_lse(width, products)
     blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
     sums, shifts = q.new_empty(2, ranges, n)
+    bias, out = prepare_bias(v), q.new_empty(n)
+    sizes = (n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns))
+    shape = (tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    anchored = anchor is not None
     _lse_kernel[blocks, ranges](
-        Q, K, prepare_bias(v), sums if anchor is None else anchor.contiguous(),
-        sums, shifts, n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns), length,
-        tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages, anchor is not None,
-        num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
-    out = torch.empty_like(q[:, 0])
-    _lse_finish_kernel[triton.cdiv(n, _FINISH_ROWS),](sums, shifts, out, n, ranges, _FINISH_ROWS)
+        Q, K, bias, anchor.contiguous() if anchored else sums, sums, shifts, *sizes, length, *shape, anchored, **options
+    )
+    _finish_kernel[blocks,](Q, K, bias, sums, shifts, out, *sizes, ranges, *shape, **options)
     return out
 
 
@@ -68,7 +68,7 @@ def highest(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Row maxima [ROWS] of the exponents over `length` tiles, 0 where all of them are -inf."""
+    """Row maxima [ROWS] of the exponents over `length` tiles."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
         v = tl.load(v_ptr + tl.arange(0, COLUMNS))
@@ -76,7 +76,7 @@ def highest(
         top = tl.maximum(top, tl.max(s + v[None, :], 1))
         k_ptr += COLUMNS * D
         v_ptr += COLUMNS
-    return tl.where(top == float("-inf"), 0.0, top)
+    return top
 
 
 @triton.jit
@@ -100,8 +100,7 @@ def _sum_range(
 def _lse_kernel(
     q_ptr, k_ptr, v_ptr, anchor_ptr, sum_ptr, shift_ptr, n, n_padded, m_padded, D, total, length,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
-    STAGES: tl.constexpr,
-    ANCHORED: tl.constexpr,
+    STAGES: tl.constexpr, ANCHORED: tl.constexpr,
 ):  # fmt: skip
     """Sums of one block of rows over one range of columns, with the shift under which they were taken."""
     row = tl.program_id(0).to(tl.int64) * ROWS
@@ -119,42 +118,59 @@ def _lse_kernel(
         shift = tl.load(anchor_ptr + rows, mask=real, other=0.0) * _LOG2E
     else:
         shift = highest(
-            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, 1, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES
-        )
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, 1,
+            ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+        )  # fmt: skip
+        if tl.min(shift, 0) == float("-inf"):
+            shift = highest(
+                high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length,
+                ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+            )  # fmt: skip
+            shift = tl.where(shift == float("-inf"), 0.0, shift)
     sums = _sum_range(
         high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, shift, D, length,
         ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
     )  # fmt: skip
-    sound = (sums > 1e-30) & (sums < 1e37)
-    if tl.min(tl.where(real, sound.to(tl.int32), 1), 0) == 0:
-        shift = highest(
-            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES
-        )
-        sums = _sum_range(
-            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, shift, D, length,
-            ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
-        )  # fmt: skip
     place = tl.program_id(1).to(tl.int64) * n + rows
     tl.store(sum_ptr + place, sums, mask=real)
     tl.store(shift_ptr + place, shift, mask=real)
 
 
-@triton.jit(do_not_specialize=["n", "ranges"])
-def _lse_finish_kernel(sum_ptr, shift_ptr, out_ptr, n, ranges, ROWS: tl.constexpr):
-    """Add the ranges of a row in their order."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+@triton.jit(do_not_specialize=["n", "n_padded", "m_padded", "total", "ranges"])
+def _finish_kernel(
+    q_ptr, k_ptr, v_ptr, sum_ptr, shift_ptr, out_ptr, n, n_padded, m_padded, D, total, ranges,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Add the ranges of a block of rows in their order; repeat the block with its true maxima if its shifts were bad."""
+    row = tl.program_id(0).to(tl.int64) * ROWS
+    rows = row + tl.arange(0, ROWS)
     real = rows < n
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     sums, shifts = sum_ptr + rows, shift_ptr + rows
     for _ in range(ranges):
-        shift = tl.load(shifts, mask=real, other=0.0)
-        top = tl.maximum(top, tl.where(tl.load(sums, mask=real, other=0.0) == 0.0, float("-inf"), shift))
+        s = tl.load(sums, mask=real, other=1.0)
+        top = tl.maximum(top, tl.where(s == 0.0, float("-inf"), tl.load(shifts, mask=real, other=0.0)))
         sums, shifts = sums + n, shifts + n
     top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros((ROWS,), tl.float32)
     sums, shifts = sum_ptr + rows, shift_ptr + rows
+    out = tl.zeros((ROWS,), tl.float32)
     for _ in range(ranges):
-        s = tl.load(sums, mask=real, other=0.0)
-        total += tl.where(s == 0.0, 0.0, s * tl.exp2(tl.load(shifts, mask=real, other=0.0) - top))
+        s = tl.load(sums, mask=real, other=1.0)
+        out += tl.where(s == 0.0, 0.0, s * tl.exp2(tl.load(shifts, mask=real, other=0.0) - top))
         sums, shifts = sums + n, shifts + n
-    tl.store(out_ptr + rows, (top + tl.log2(total)) / _LOG2E, mask=real)
+    if tl.min(((out > 1e-30) & (out < 1e37)).to(tl.int32), 0) == 0:
+        q_ptr += row * D
+        q_plane, k_plane = n_padded.to(tl.int64) * D, m_padded.to(tl.int64) * D
+        high = part(q_ptr, 0, D, ROWS, DEPTH)
+        low = part(q_ptr, q_plane if PRODUCTS == 3 else 0, D, ROWS, DEPTH)
+        top = highest(
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, total,
+            ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+        )  # fmt: skip
+        top = tl.where(top == float("-inf"), 0.0, top)
+        out = _sum_range(
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, top, D, total,
+            ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
+        )  # fmt: skip
+    tl.store(out_ptr + rows, (top + tl.log2(out)) / _LOG2E, mask=real)

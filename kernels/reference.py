@@ -1,7 +1,7 @@
 """The primitives over all n×m pairs as dense formulas: the specification that the other backends are tested against.
 
-Every primitive works on a score `S_ij = q_i·k_j + v_j` or a plan `P_ij = exp(q_i·k_j + u_i + v_j)`. The scale of the cost
-and 1/eps are folded into `q`; potentials, squared norms and log-weights into `u` and `v` (-inf stands for weight zero).
+Every primitive works on a score `S_ij = q_i·k_j + v_j` or a plan `P_ij = exp(q_i·k_j + u_i + v_j)`. The scale of the
+cost and 1/eps are folded into `q`; potentials, squared norms and log-weights into `u` and `v` (-inf: weight zero).
 Any dtype, memory O(n·m).
 """
 

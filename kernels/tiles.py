@@ -34,19 +34,17 @@ class Tiles(NamedTuple):
 def for_lse(width: int, products: int) -> Tiles:
     """Tiles of the log-sum-exp and of the application to one column."""
     if width > (64 if products == 3 else 128):
-        return Tiles(128, 128, 64 if width % 64 == 0 else 32, 8, 2)
+        return Tiles(128, 256, 64, 8, 2) if width % 64 == 0 else Tiles(128, 128, 32, 4, 2)
     if products == 3:
-        return Tiles(128, 64, width, 8, 3)
-    return Tiles(64, 128, width, 4, 3)
+        return Tiles(128, 64, width, 4, 2)
+    return Tiles(64, 64 if width <= 64 else 128, width, 4, 3)
 
 
 def for_columns(width: int, products: int) -> Tiles:
     """Tiles of the applications that end in a matrix product."""
     if width > (64 if products == 3 else 128):
-        return Tiles(128, 64, 64 if width % 64 == 0 else 32, 8, 2)
-    if products == 3:
-        return Tiles(64, 64, width, 4, 2)
-    return Tiles(64, 64, width, 4, 3)
+        return Tiles(128, 128, 64, 8, 2) if width % 64 == 0 else Tiles(128, 128, 32, 8, 2)
+    return Tiles(64, 64, width, 4, 3 if products == 1 else 2)
 
 
 def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, int, int]:

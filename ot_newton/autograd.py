@@ -7,7 +7,6 @@ Sinkhorn iterations, so memory stays O((n + m) d) in backward and in double back
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -28,10 +27,10 @@ class _Value(Function):
         return plan.value()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, a, b = ctx.saved_tensors
         grads = _Gradient.apply(x, y, a, b, ctx.plan, ctx.rtol, ctx.needs_input_grad[:4])
-        return *(None if g is None else upstream * g for g in grads), None, None
+        return *(None if g is None else grad_outputs[0] * g for g in grads), None, None
 
 
 class _Gradient(Function):

@@ -6,9 +6,8 @@ tolerance that shrinks with the error (Dembo, Eisenstat & Steihaug 1982, SIAM J.
 only where F does not fall; otherwise a plain sweep takes its place.
 """
 
-from torch import Tensor
-
 import torch
+from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, dual
@@ -28,7 +27,7 @@ def _direction(pairs: Pairs, state: Potentials, tol: float, budget: int) -> tupl
     for _ in range(min(40, budget // 2)):
         y, R = space.solve(rhs)
         left = float(torch.linalg.vector_norm(R) / size)
-        if left <= tol or left > 0.99 * best and left < 1e-3 or space.grow() == 0:
+        if left <= tol or (left > 0.99 * best and left < 1e-3) or space.grow() == 0:
             break
         best = min(best, left)
     y, _ = space.solve(rhs)

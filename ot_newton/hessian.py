@@ -5,10 +5,10 @@ For directions A of x and B of y the cost moves by `2s N`, `N_ij = (x_i - y_j)·
 
     H_x(A, B) = 2s (r∘A - P B - dP y),    H_y(A, B) = 2s (c∘B - Pᵀ A - dPᵀ x).
 
-The part of dP without the potentials is indefinite, the part with them positive semidefinite: a negative eigenvalue is a
-saddle of the loss. Every term is a transport application, or a Hadamard-weighted one (FlashSinkhorn, arXiv:2602.03067,
-section 4). For A alone and few dimensions the Hadamard term is `M_i A_i` with the row moments `M_i = Σ_j P_ij y_j y_jᵀ`,
-one application per plan instead of one per direction.
+The part of dP without the potentials is indefinite, the part with them positive semidefinite: a negative eigenvalue is
+a saddle of the loss. Every term is a transport application, or a Hadamard-weighted one (FlashSinkhorn,
+arXiv:2602.03067, section 4). For A alone and few dimensions the Hadamard term is `M_i A_i` with the row moments
+`M_i = Σ_j P_ij y_j y_jᵀ`, one application per plan instead of one per direction.
 """
 
 from functools import cached_property
@@ -127,7 +127,7 @@ class PlanHessian(LinearOperator):
 
 
 def joint_product(plan: Plan, A: Tensor | None, B: Tensor | None, **options) -> tuple[Tensor, Tensor]:
-    """`(H_x(A, B), H_y(A, B))` for one direction A (n, d) of the embedded x and B (m, d) of the embedded y; None is 0."""
+    """`(H_x(A, B), H_y(A, B))` for a direction A (n, d) of the embedded x and B (m, d) of y; None is 0."""
     pairs, phi, psi = plan.pairs, plan.phi, plan.psi
     x, y, eps, s2 = pairs.source.points, pairs.target.points, pairs.eps, 2 * pairs.scale
     A = torch.zeros_like(x) if A is None else A

@@ -53,7 +53,7 @@ def linear_model_grad(plan: Plan, X: Tensor) -> Tensor:
 def linear_model_hessian(
     plan: Plan, X: Tensor, *, rtol: float = 1e-6, modes: Tensor | None = None, max_iter: int = 60
 ) -> LinearModelHessian:
-    """The exact Hessian for the marginals that the plan has; X is (n, p), the plan goes from X W to y under "sqeuclidean".
+    """The exact Hessian for the marginals of a plan from X W to y, X (n, p), under "sqeuclidean".
 
     `rtol` bounds the relative residual of every column of the block solve.
     """
@@ -81,7 +81,7 @@ def linear_model_hessian(
 
 
 def conditional_moments(plan: Plan) -> tuple[Tensor, Tensor]:
-    """Mean (n, q) and covariance (n, q, q) of the centred target that each source is sent to; 0 for one without mass."""
+    """Mean (n, q) and covariance (n, q, q) of the centred target that a source is sent to; 0 without mass."""
     inverse_r = inverse(plan.row_sums)
     mean = inverse_r[:, None] * plan.Py
     return mean, inverse_r[:, None, None] * row_moments(plan) - mean[:, :, None] * mean[:, None, :]

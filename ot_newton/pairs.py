@@ -101,7 +101,7 @@ class Pairs:
         return x.norm - dispatch.lse(x.query, y.points, psi + y.bias, anchor=anchor, backend=self.backend)
 
     def col(self, phi: Tensor, guess: Tensor | None = None) -> Tensor:
-        """`psi_j = -log Σ_i a_i exp(phi_i - C_ij/eps)`, shape (m,): the half-step that makes the column sums equal b."""
+        """`psi_j = -log Σ_i a_i exp(phi_i - C_ij/eps)`, (m,): the half-step that makes the column sums equal b."""
         return self.swapped().row(phi, guess)
 
     def row_with(self, psi: Tensor, V: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The transport plan `P_ij = a_i b_j exp((f_i + g_j - C_ij)/eps)`: what can be asked of it, without ever forming it.
 
-Stopped early, a plan has marginals `r = P1` and `c = Pᵀ1` other than a and b. Value, gradient and Hessian here are exact
-for the problem with marginals (r, c), so they agree with each other at any stopping point:
+Stopped early, a plan has marginals `r = P1` and `c = Pᵀ1` other than a and b. Value, gradient and Hessian are exact for
+the problem with marginals (r, c), so they agree with each other at any stopping point:
 
     value = <r, f> + <c, g>,    ∇_{x_i} = 2s (r_i x_i - (P y)_i).
 """

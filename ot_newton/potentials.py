@@ -29,7 +29,9 @@ class Potentials:
     modes: Tensor | None = None
 
     @classmethod
-    def after_sweep(cls, pairs: Pairs, phi: Tensor, psi: Tensor, ahead: Tensor, modes: Tensor | None = None) -> "Potentials":
+    def after_sweep(
+        cls, pairs: Pairs, phi: Tensor, psi: Tensor, ahead: Tensor, modes: Tensor | None = None
+    ) -> "Potentials":
         """The state for `phi = row(psi)` and `ahead = col(phi)`."""
         b = pairs.target.weights
         gap = torch.where(b > 0, psi - ahead, torch.zeros_like(b))

@@ -4,11 +4,11 @@ A move changes the marginals by (ρ, κ) at fixed potentials, and the potentials
 
     r∘dphi + P dpsi = ρ,    Pᵀ dphi + c∘dpsi = κ.
 
-With `K = D_r^-½ P D_c^-½` and `h = D_c^½ dpsi` the Schur complement is `(I - KᵀK) h = D_c^-½ (κ - Pᵀ(ρ/r))`: spectrum in
-[0, 1], the single null vector `√c` (the gauge, projected out), and few slow modes near 0, one for each pair of clusters
-that hardly exchange mass. Block Krylov with a Galerkin solution on the whole space (O'Leary 1980, Linear Algebra Appl.
-29:293) finds all columns in few passes, since a pass carries 64 columns as cheaply as one; slow modes of a neighbouring
-point and random columns fill the block. Conjugate gradients need less memory and more passes.
+With `K = D_r^-½ P D_c^-½` and `h = D_c^½ dpsi` the Schur complement is `(I - KᵀK) h = D_c^-½ (κ - Pᵀ(ρ/r))`: spectrum
+in [0, 1], the single null vector `√c` (the gauge, projected out), and few slow modes near 0, one for each pair of
+clusters that hardly exchange mass. Block Krylov with a Galerkin solution on the whole space (O'Leary 1980, Linear
+Algebra Appl. 29:293) finds all columns in few passes, since a pass carries 64 columns as cheaply as one; slow modes of
+a neighbouring point and random columns fill the block. Conjugate gradients need less memory and more passes.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def inverse(weights: Tensor) -> Tensor:
 
 
 def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
-    """An orthonormal basis of the columns of V orthogonal to those of Q, two Gram-Schmidt passes, dependent ones dropped."""
+    """Orthonormal basis of the columns of V, orthogonal to Q: two Gram-Schmidt passes, dependent ones dropped."""
     length = torch.linalg.vector_norm(V, dim=0)
     V = V[:, length > 0] / length[length > 0]
     for _ in range(2):
@@ -201,10 +201,10 @@ def _block_krylov(
     space: KrylovSpace, B: Tensor, modes: Tensor | None, rtol: float, max_iter: int
 ) -> tuple[Tensor, Tensor, Tensor, Status]:
     space.expand(start_block(space, B, modes))
-    best, since = float("inf"), 0
+    best, since, status = float("inf"), 0, Status.MAX_ITER
     floor = 1e3 * torch.finfo(B.dtype).eps
-    for step in range(1, max_iter + 1):
-        y, R = space.solve(B)
+    y, R = space.solve(B)
+    for _ in range(max_iter):
         residual = relative(R, B)
         worst = float(residual.max())
         since = 0 if worst < 0.7 * best else since + 1
@@ -212,16 +212,11 @@ def _block_krylov(
         if worst <= rtol:
             status = Status.CONVERGED
             break
-        if since >= 4 and best < floor:
+        if (since >= 4 and best < floor) or space.grow() == 0:
             status = Status.STALLED
             break
-        if step == max_iter:
-            status = Status.MAX_ITER
-            break
-        if space.grow() == 0:
-            status = Status.STALLED
-            break
-    return space.Q @ y, space.PQ @ y, residual, status
+        y, R = space.solve(B)
+    return space.Q @ y, space.PQ @ y, relative(R, B), status
 
 
 def _conjugate_gradients(space: KrylovSpace, B: Tensor, rtol: float, max_iter: int) -> tuple[Tensor, Tensor, Status]:

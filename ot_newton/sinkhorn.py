@@ -95,7 +95,9 @@ def solve(
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     plan = _solve(x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend)
     if not plan.converged:
-        message = f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
+        message = (
+            f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
+        )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return plan
 
@@ -125,7 +127,22 @@ def _solve(
         f, g, r, c = state.phi, state.psi, state.r, state.c
     total = pairs.passes.total
     return Plan(
-        x, y, a, b, f * eps, g * eps, eps, r, c, float(state.error), status, (total + 1) // 2, total, cost, pairs, state.modes
+        x,
+        y,
+        a,
+        b,
+        f * eps,
+        g * eps,
+        eps,
+        r,
+        c,
+        float(state.error),
+        status,
+        (total + 1) // 2,
+        total,
+        cost,
+        pairs,
+        state.modes,
     )
 
 
@@ -159,7 +176,7 @@ def _annealed(pairs: Pairs, psi: Tensor, ratio: float | None, watch: Watch) -> t
         hot = pairs.at(temperature)
         phi = hot.row(psi, phi)
         psi = hot.col(phi, psi)
-        phi, psi = phi * ratio ** -1, psi * ratio ** -1
+        phi, psi = phi * ratio**-1, psi * ratio**-1
         temperature *= ratio
     change = temperature / pairs.eps if phi is not None else 1.0
     return (None if phi is None else phi * change), psi * change

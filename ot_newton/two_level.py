@@ -74,24 +74,22 @@ def two_level(
     m = len(psi)
     rng = torch.Generator(device=psi.device).manual_seed(0)
     V = torch.randn(m, min(WIDTH, m), generator=rng, dtype=psi.dtype, device=psi.device) if modes is None else modes
-    anderson, trust, least = _Anderson(), 1.0, float("inf")
-    best: Potentials | None = None
+    anderson, trust, least, best = _Anderson(), 1.0, float("inf"), None
     pending: tuple[Potentials, Tensor] | None = None
     while True:
         phi, U = pairs.row_with(psi, V, guess)
         height = dual(pairs, phi, psi)
-        if pending is not None and not bool(height >= pending[1] - 1e-12 * pending[1].abs()):
-            if float(pending[0].error) > 1e-3:
-                psi, guess, pending, trust = pending[0].ahead, pending[0].phi, None, max(trust / 2, 1 / 16)
-                anderson.reset()
-                continue
+        if pending is not None and float(pending[0].error) > 1e-3 and not _rose(height, pending[1]):
+            psi, guess, pending, trust = pending[0].ahead, pending[0].phi, None, max(trust / 2, 1 / 16)
+            anderson.reset()
+            continue
         ahead, JV = pairs.col_with(phi, U, psi)
         state = Potentials.after_sweep(pairs, phi, psi, ahead, V)
         status = watch.check(state)
         if status is not None:
             return (state if best is None or status.success or state.error <= best.error else best), status
         error, guess, c = float(state.error), phi, state.c
-        if pending is not None and error > 3 * least:
+        if best is not None and pending is not None and error > 3 * least:
             anderson.reset()
             if error > 30 * least:
                 psi, guess, pending, least = best.ahead, best.phi, None, 4 * least
@@ -103,21 +101,23 @@ def two_level(
             anderson.reset()
             continue
         V, JV = centred(V, c), centred(JV, c)
-        residual = centred(ahead - psi, c)
-        step, clipped = residual, True
+        step, clipped = centred(ahead - psi, c), True
+        pending = None
         if error < START:
-            correction = _correction(V, JV, residual, c)
+            correction = _correction(V, JV, step, c)
             largest = float(correction.abs().max())
             share = min(1.0, CLIP * trust / max(largest, 1e-300)) if largest == largest else 0.0
-            step, clipped = residual + share * correction if share else residual, share < 1
+            step, clipped = step + share * correction if share else step, share < 1
             trust = trust if clipped else min(1.0, 2 * trust)
             pending = (state, height)
-        else:
-            pending = None
         V = _orthonormal(JV, c)
-        point = centred(psi, c) + step
+        psi = centred(psi, c) + step
         if clipped:
             anderson.reset()
-            psi = point
         else:
-            psi = anderson.mix(point, step, c.sqrt())
+            psi = anderson.mix(psi, step, c.sqrt())
+
+
+def _rose(height: Tensor, before: Tensor) -> bool:
+    """Whether the dual did not fall, rounding aside."""
+    return bool(height >= before - 1e-12 * before.abs())

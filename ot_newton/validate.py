@@ -18,7 +18,9 @@ def check_points(points: Any, name: str) -> Tensor:
         try:
             points = torch.as_tensor(points)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name}: expected a tensor or array of points (n, d), got {type(points).__name__}") from error
+            raise TypeError(
+                f"{name}: expected a tensor or array of points (n, d), got {type(points).__name__}"
+            ) from error
     if not points.dtype.is_floating_point:
         raise TypeError(f"{name}: expected floating-point numbers, got {points.dtype}; convert with .double()")
     if points.ndim != 2 or 0 in points.shape:
@@ -38,7 +40,9 @@ def check_weights(weights: Any, n: int, like: Tensor, name: str) -> Tensor:
         return torch.full((n,), 1 / n, dtype=like.dtype, device=like.device)
     weights = torch.as_tensor(weights)
     if not weights.dtype.is_floating_point:
-        raise TypeError(f"{name}: expected floating-point weights with sum 1, got {weights.dtype}; divide counts by their sum")
+        raise TypeError(
+            f"{name}: expected floating-point weights with sum 1, got {weights.dtype}; divide counts by their sum"
+        )
     if tuple(weights.shape) != (n,):
         raise ValueError(f"{name}: expected shape ({n},), one weight a point, got {tuple(weights.shape)}")
     if weights.device != like.device:
@@ -62,7 +66,9 @@ def check_measures(x: Any, y: Any, a: Any, b: Any) -> tuple[Tensor, Tensor, Tens
     a, b = check_weights(a, len(x), x, "a"), check_weights(b, len(y), y, "b")
     total_a, total_b = (w.detach().sum(dtype=torch.float64) for w in (a, b))
     if max(abs(float(total_a) - 1), abs(float(total_b) - 1)) > MASS_TOLERANCE:
-        raise ValueError(f"a and b: expected total mass 1 each, got {float(total_a):g} and {float(total_b):g}; divide by the sum")
+        raise ValueError(
+            f"a and b: expected total mass 1 each, got {float(total_a):g} and {float(total_b):g}; divide by the sum"
+        )
     return x, y, a / total_a.to(a.dtype), b / total_b.to(b.dtype)
 
 

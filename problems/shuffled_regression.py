@@ -18,7 +18,6 @@ from ot_newton.problems.simulation import RegressionData
 from ot_newton.sinkhorn import _solve
 from ot_newton.validate import check_measures, check_points, check_positive
 
-
 LAWS = ("random", "monge", "identity")
 TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
 FARTHEST = 5.0
@@ -70,7 +69,9 @@ class ShuffledRegression(Problem):
         X, Y = check_points(X, "X"), check_points(Y, "Y")
         _, Y, self.a, self.b = check_measures(Y[:1].expand(len(X), -1), Y, a, b)
         if X.dtype != Y.dtype or X.device != Y.device:
-            raise ValueError(f"X and Y: expected one dtype and device, got {X.dtype} on {X.device}, {Y.dtype} on {Y.device}")
+            raise ValueError(
+                f"X and Y: expected one dtype and device, got {X.dtype} on {X.device}, {Y.dtype} on {Y.device}"
+            )
         self.X, self.Y, self.intercept = X, Y, bool(intercept)
         self.design = torch.cat([X, torch.ones_like(X[:, :1])], 1) if intercept else X  # (n, p) or (n, p + 1)
         self.eps, self.backend = check_positive(eps, "eps"), backend
@@ -84,7 +85,7 @@ class ShuffledRegression(Problem):
         self._response_w: Tensor | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(p, q), or (p + 1, q) with an intercept: the shape of W with b below it."""
         return self.design.shape[1], self.Y.shape[1]
 
@@ -98,8 +99,8 @@ class ShuffledRegression(Problem):
         W = W.to(dtype=self.dtype, device=self.device)
         if not self.intercept:
             return W.reshape(-1)
-        b = self.b @ self.Y - (self.a @ self.X) @ W if b is None else b.to(W)
-        return torch.cat([W, b[None]], 0).reshape(-1)
+        shift = self.b @ self.Y - (self.a @ self.X) @ W if b is None else b.to(W)
+        return torch.cat([W, shift[None]], 0).reshape(-1)
 
     def start(self, rng: torch.Generator, law: str = "random") -> Tensor:
         """A starting point (size,).
@@ -177,7 +178,7 @@ class ShuffledRegression(Problem):
         return self._value(plan), grad.reshape(-1)
 
     def _sensitivity(self, plan: Plan) -> float:
-        """Estimate of |error of the gradient| per unit of marginal error: the size of its terms, which partly cancel."""
+        """Estimate of |error of the gradient| per unit of marginal error: the size of terms that partly cancel."""
         z, y = plan.pairs.source.points, plan.pairs.target.points
         width = (plan.a @ (z * z).sum(1) + plan.b @ (y * y).sum(1)).sqrt()
         return 0.8 * self.cost.scale * float(width * (plan.a @ (self.design**2).sum(1)).sqrt())
@@ -188,18 +189,18 @@ class ShuffledRegression(Problem):
         # The matrix is off by the square of the residual of its block solve, and by the marginal error of the plan.
         rtol = 1e-8 if rtol is None else rtol
         plan = self.solve_plan(w, max(TIGHTEST[self.dtype], 0.1 * rtol))
-        known = self._response is not None and self._response_w is not None and torch.equal(w, self._response_w)
-        if not known or self._response.error > rtol:
+        response = self._response if self._response_w is not None and torch.equal(w, self._response_w) else None
+        if response is None or response.error > rtol:
             residual = max(0.3 * rtol**0.5, 10 * torch.finfo(self.dtype).eps)
-            self._response = linear_model_hessian(plan, self.design, rtol=residual, modes=plan.modes)
-            self._response_w = w.clone()
-            self.plan = plan.with_modes(self._response.modes)
+            response = linear_model_hessian(plan, self.design, rtol=residual, modes=plan.modes)
+            self._response, self._response_w = response, w.clone()
+            self.plan = plan.with_modes(response.modes)
             self._count()
-        self.hessian_error = self._response.error + 10 * plan.error
-        return MatrixOperator(self._response.matrix, symmetric=True)
+        self.hessian_error = response.error + 10 * plan.error
+        return MatrixOperator(response.matrix, symmetric=True)
 
     def metrics(self, w: Tensor, data: RegressionData, *, reference: float | None = None) -> dict[str, float]:
-        """How good the map is: `rel_W`, `r2_held_out` on the true test pairs, and `loss_above_reference` if there is one.
+        """How good the map is: `rel_W`, `r2_held_out` on true test pairs, `loss_above_reference` if there is one.
 
         rel_W is `|W - W*|/|W*|` in the Frobenius norm; R² is pooled over the coordinates.
         """

@@ -80,7 +80,7 @@ def simulate(
     n_test = min(n, len(cells) - used) if n_test is None else n_test
     if n < 1 or n_test < 1 or used + n_test > len(cells):
         raise ValueError(
-            f"n: expected at most {len(cells)} cells in all, got n={n} ({used} for the split {split!r}) and n_test={n_test}"
+            f"n: expected at most {len(cells)} cells in all, got n={n} ({used} for split {split!r}) and n_test={n_test}"
         )
     rng = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(cells), generator=rng)[: used + n_test].to(cells.device)

@@ -1,0 +1,117 @@
+"""`ot-newton COMMAND …`: names the commands, parses their options, and turns failures into one line and an exit code.
+
+A command is a module of this folder named like it, with a frozen dataclass `Config`, a dictionary `PRESETS` of
+configurations (empty where there are none), and `main(config) -> int`.
+
+Exit codes: 0 done; 1 a file could not be written; 2 wrong input, nothing was computed from it; 130 interrupted.
+"""
+
+import contextlib
+import difflib
+import importlib
+import io
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+import tyro
+
+import ot_newton
+from ot_newton.experiments.errors import InputError, OutputError
+
+COMMANDS = {
+    "saddle-escape": "Adam caught in a saddle of a real shuffled regression, and Newton finishing in a few steps",
+    "hessian-spectrum": "eigenvalues of the regression Hessian along a trajectory or at a saved point",
+    "fit": "estimate W in y ≈ x W from two tables whose rows do not correspond (FCS or CSV)",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments after the program's name (default: those of the process).
+
+    Returns:
+        The exit code: 0 done, 1 output failed, 2 wrong input, 130 interrupted.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"ot-newton {ot_newton.__version__}")
+        return 0
+    name, *options = arguments
+    if name not in COMMANDS:
+        return _fail(2, f"unknown command {name!r}; {_suggestion(name, COMMANDS)}ot-newton --help lists the commands")
+    try:
+        module = importlib.import_module(f"ot_newton.experiments.{name.replace('-', '_')}")
+        return module.main(_parse(name, module, options))
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    except InputError as error:
+        return _fail(2, str(error))
+    except OutputError as error:
+        return _fail(1, str(error))
+    except KeyboardInterrupt as interruption:
+        return _fail(130, f"interrupted: {interruption}" if str(interruption) else "interrupted")
+
+
+def _parse(name: str, module: ModuleType, options: list[str]) -> Any:
+    """The configuration: the preset's, changed by the options."""
+    default = module.PRESETS.get(_preset(options), module.Config())
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(
+                module.Config,
+                prog=f"ot-newton {name}",
+                args=options,
+                default=default,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+            )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise InputError(f"{_summary(messages.getvalue())}; ot-newton {name} --help lists the options") from None
+
+
+def _preset(options: list[str]) -> str | None:
+    for option, following in zip(options, [*options[1:], None], strict=True):
+        if option == "--preset":
+            return following
+        if option.startswith("--preset="):
+            return option.partition("=")[2]
+    return None
+
+
+def _summary(message: str) -> str:
+    """The first paragraph of a boxed message, and the options it proposes, on one line."""
+    lines = [re.sub(r"[│╭╮╰╯]|─{2,}.*─{2,}", "", line).strip() for line in message.splitlines()]
+    rule = next((i for i, line in enumerate(message.splitlines()) if i and "──" in line), len(lines))
+    text = " ".join(" ".join(lines[1:rule]).split()).rstrip(".")
+    proposed = re.findall(r"^\s*│\s+(--[\w-]+)", "\n".join(message.splitlines()[rule:]), flags=re.MULTILINE)
+    return f"{text} (did you mean {' or '.join(proposed)}?)" if proposed and "Unrecognized" in text else text
+
+
+def _suggestion(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: ot-newton COMMAND [OPTIONS]\n\nNewton's method for optimal-transport losses.\n\n"
+        f"{commands}\n\not-newton COMMAND --help lists the options of a command."
+    )
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"ot-newton: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,111 @@
+"""The four panels of a saddle escape: loss, gradient norm and smallest eigenvalue by step, and the time by phase."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ot_newton.experiments.figures import BLUE, GREEN, GREY, ORANGE, VERMILION, legend_below, positive, shade
+
+NUMERIC = ("step", "eps", "n", "loss", "loss_above_best", "grad_norm", "lambda_min", "seconds")
+TEXT = ("run", "start", "method", "phase")
+NEWTON_PHASES = ("newton", "curvature")
+
+
+@dataclass(frozen=True)
+class _Style:
+    label: str
+    color: str
+    order: int
+
+
+_METHODS = {
+    "adam": _Style("Adam only", VERMILION, 3),
+    "adam-newton": _Style("Adam→Newton", BLUE, 4),
+    "monge-newton": _Style("Newton from the Monge map", GREEN, 2),
+}
+
+
+def draw_escape(figure: Figure, table: pd.DataFrame) -> None:
+    """Draw the smallest eps of `table`: one start in full, the other starts pale behind it."""
+    table = table[(table["eps"] == table["eps"].min()) & table["method"].isin(_METHODS)]
+    shown = _telling_start(table)
+    (loss, grad), (curvature, clock) = figure.subplots(2, 2)
+    figure.suptitle(
+        f"Shuffled regression of {table['n'].iloc[0]:.0f} real cells, eps {table['eps'].iloc[0]:g}:"
+        f" start {shown} in full, the other starts pale",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+    )
+    for ax, column, title in (
+        (loss, "loss_above_best", "Loss above the best known"),
+        (grad, "grad_norm", "Gradient norm"),
+        (curvature, "lambda_min", "Smallest eigenvalue of the Hessian"),
+    ):
+        ax.set_title(title, pad=16)
+        ax.set_xlabel("step")
+        for (start, method), run in table.groupby(["start", "method"], sort=False):
+            _trace(ax, run, column, _METHODS[str(method)], front=start in (shown, "monge"))
+        if column != "lambda_min":
+            ax.set_yscale("log")
+        _shade_phases(ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")])
+    curvature.axhline(0, color="black", linewidth=1, zorder=1)
+    low, high = curvature.get_ylim()
+    curvature.set_ylim(low, high + 0.08 * (high - low))
+    curvature.text(0.99, 0.02, "below 0: saddle region", transform=curvature.transAxes, ha="right", color=GREY)
+    _draw_clock(clock, table)
+    used = [style for name, style in _METHODS.items() if (table["method"] == name).any()]
+    lines = [Line2D([], [], color=style.color, linewidth=2, label=style.label) for style in used]
+    legend_below(figure, [*lines, Line2D([], [], color=BLUE, marker="o", linestyle="", label="Newton step")])
+
+
+def _telling_start(table: pd.DataFrame) -> str:
+    """The start that Adam needed longest to bring to where Newton took over."""
+    waiting = table[(table["method"] == "adam-newton") & ~table["phase"].isin(NEWTON_PHASES)]
+    steps = waiting.groupby("start").size()
+    return str(steps.idxmax() if len(steps) else table["start"].iloc[-1])
+
+
+def _trace(ax: Axes, run: pd.DataFrame, column: str, style: _Style, *, front: bool) -> None:
+    known = run[run[column].notna()]
+    values = known[column].to_numpy() if column == "lambda_min" else positive(known[column])
+    look = {"linewidth": 1.9, "zorder": style.order} if front else {"linewidth": 0.9, "alpha": 0.3, "zorder": 1.5}
+    ax.plot(known["step"], values, color=style.color, **look)
+    if front:
+        newton = known["phase"].isin(NEWTON_PHASES).to_numpy()
+        ax.plot(known["step"][newton], values[newton], "o", color=style.color, markersize=4, zorder=style.order)
+
+
+def _shade_phases(ax: Axes, run: pd.DataFrame) -> None:
+    """Where Adam and where Newton moved the run that is shown."""
+    if run.empty:
+        return
+    newton = run["phase"].isin(NEWTON_PHASES).to_numpy()
+    for part in np.split(np.arange(len(run)), np.flatnonzero(np.diff(newton)) + 1):
+        first, last = max(run["step"].iloc[part[0]] - 1, 0), run["step"].iloc[part[-1]]
+        is_newton = bool(newton[part[0]])
+        shade(ax, first, last, BLUE if is_newton else ORANGE, "Newton" if is_newton else "Adam")
+
+
+def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
+    """Seconds of each run, split into phases."""
+    ax.set_title("Time by phase", pad=16)
+    ax.set_xlabel("seconds")
+    labels = []
+    for (start, method), run in table.groupby(["start", "method"]):
+        spent = run["seconds"].diff().fillna(run["seconds"])
+        newton = run["phase"].isin(NEWTON_PHASES)
+        row, adam = len(labels), spent[~newton].sum()
+        ax.barh(row, adam, color=ORANGE, height=0.7)
+        ax.barh(row, spent[newton].sum(), left=adam, color=BLUE, height=0.7)
+        labels.append("Monge map: Newton" if start == "monge" else f"start {start}: {_METHODS[str(method)].label}")
+    ax.set_yticks(range(len(labels)), labels)
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.margins(x=0.02)
+    ax.legend(handles=[Patch(color=ORANGE, label="Adam"), Patch(color=BLUE, label="Newton")], loc="best")

@@ -1,0 +1,138 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from referee import Referee, pts, relative, wts
+
+from ot_newton.autograd import ot_loss
+from ot_newton.sinkhorn import solve
+from ot_newton.validate import check_measures, check_points, check_positive, check_weights
+
+X, Y = pts(5, 2), pts(4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (X[:, 0], ValueError, r"x: expected shape \(n, d\) with n, d ≥ 1, got \(5,\)"),
+        (X[None], ValueError, r"x: expected shape \(n, d\).*got \(1, 5, 2\)"),
+        (X[:0], ValueError, r"x: expected shape \(n, d\).*got \(0, 2\)"),
+        (X[:, :0], ValueError, r"x: expected shape \(n, d\).*got \(5, 0\)"),
+        (X[:, :1], ValueError, r"x and y: expected points of one dimension d, got \(5, 1\) and \(4, 2\)"),
+        (X.int(), TypeError, r"x: expected floating-point numbers, got torch.int32; convert with .double\(\)"),
+        (X.long(), TypeError, r"got torch.int64"),
+        (X.to(torch.complex64), TypeError, r"got torch.complex64"),
+        (X.float(), TypeError, r"x and y: expected one dtype, got torch.float32 and torch.float64"),
+        (X.index_fill(0, torch.tensor([1, 2]), math.nan), ValueError, r"x: expected finite coordinates, got 2 rows"),
+        (X.index_fill(0, torch.tensor([3]), math.inf), ValueError, r"x: expected finite coordinates, got 1 rows"),
+        ("points", TypeError, r"x: expected a tensor or array of points \(n, d\), got str"),
+        (None, TypeError, r"x: expected a tensor or array of points"),
+    ],
+)
+@pytest.mark.parametrize("call", [solve, ot_loss])
+def test_bad_points(call, x, error, message):
+    with pytest.raises(error, match=message):
+        call(x, Y, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "error", "message"),
+    [
+        (wts(4), ValueError, r"a: expected shape \(5,\), one weight a point, got \(4,\)"),
+        (wts(5)[:, None], ValueError, r"a: expected shape \(5,\).*got \(5, 1\)"),
+        (wts(5) * 3, ValueError, r"a and b: expected total mass 1 each, got 3 and 1"),
+        (wts(5) * 0, ValueError, r"a and b: expected total mass 1 each, got 0 and 1"),
+        (torch.tensor([0.5, 0.7, -0.2, 0, 0]), ValueError, r"a: expected finite weights ≥ 0, got a minimum of -0.2"),
+        (wts(5) * math.nan, ValueError, r"a: expected finite weights ≥ 0, got a minimum of nan"),
+        (torch.tensor([1, 2, 3, 4, 5]), TypeError, r"a: expected floating-point weights.*got torch.int64; divide counts"),
+    ],
+)
+def test_bad_weights(a, error, message):
+    with pytest.raises(error, match=message):
+        solve(X, Y, 1.0, a=a)
+
+
+def test_weights_almost_normalised_are_accepted():
+    a = wts(5).float() * (1 + 1e-6)
+    plan = solve(X.float(), Y.float(), 1.0, a=a)
+    assert abs(float(plan.a.double().sum()) - 1) < 2e-7
+    assert plan.converged
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, math.inf, math.nan])
+def test_bad_eps(eps):
+    with pytest.raises(ValueError, match="eps: expected a finite number above 0"):
+        solve(X, Y, eps)
+
+
+@pytest.mark.parametrize("value", ["small", None, [1.0, 2.0], True])
+def test_check_positive_wants_a_number(value):
+    with pytest.raises((TypeError, ValueError), match="eps: expected a"):
+        check_positive(value, "eps")
+
+
+def test_numbers_of_all_kinds():
+    for value in (2, 2.0, np.float32(2), torch.tensor(2.0)):
+        assert check_positive(value, "eps") == 2.0
+        assert isinstance(check_positive(value, "eps"), float)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "lbfgs"}, "method: expected one of auto, alternating, symmetric, two-level, newton, got 'lbfgs'"),
+        ({"max_iter": 0}, "max_iter: expected an integer ≥ 1, got 0"),
+        ({"max_iter": 2.5}, "max_iter: expected an integer ≥ 1, got 2.5"),
+        ({"tol": -1e-3}, "tol: expected a number ≥ 0, got -0.001"),
+        ({"tol": math.nan}, "tol: expected a number ≥ 0, got nan"),
+        ({"anneal": 0.0}, r"anneal: expected a ratio in \(0, 1\], got 0.0"),
+        ({"anneal": 1.5}, r"anneal: expected a ratio in \(0, 1\], got 1.5"),
+        ({"scale": 0.0}, "scale: expected a finite number above 0"),
+        ({"cost": "l1"}, "cost: expected one of sqeuclidean, cosine, got 'l1'"),
+        ({"backend": "keops"}, "backend: expected one of auto, blocked, dense, triton, got 'keops'"),
+        ({"init": (torch.zeros(4), torch.zeros(4))}, r"init: expected a potential f of shape \(5,\), got \(4,\)"),
+        ({"init": (torch.zeros(5), torch.zeros(4) + math.nan)}, "init: expected a finite potential g"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        solve(X, Y, 1.0, **options)
+
+
+def test_a_zero_vector_has_no_direction():
+    with pytest.raises(ValueError, match="x: expected points whose cost is finite, got a zero vector"):
+        solve(X * torch.tensor([[0.0], [1], [1], [1], [1]]), Y, 1.0, cost="cosine")
+
+
+def test_arrays_and_lists_are_welcome():
+    want = solve(X, Y, 1.0).value()
+    assert torch.equal(solve(X.numpy(), Y.numpy(), 1.0, a=np.full(5, 0.2)).value(), want)
+    assert solve(X.numpy().tolist(), Y.numpy().astype(np.float32), 1.0).x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_with_in_single(dtype):
+    plan = solve(X.to(dtype), Y.to(dtype), 1.0)
+    assert plan.value().dtype == plan.f.dtype == plan.grad().dtype == torch.float32
+    dense = Referee(X.to(dtype), Y.to(dtype), 1.0)
+    assert relative(plan.value(), dense.value) < 1e-4
+
+
+def test_checked_tensors_are_not_copied():
+    a = check_weights(wts(5), 5, X, "a")
+    assert check_points(X, "x") is X
+    assert check_weights(None, 5, X.float(), "a").dtype == torch.float32
+    x, y, a, b = check_measures(X, Y, a, None)
+    assert x is X
+    assert y is Y
+    assert relative(a.sum(), torch.ones(()).double()) < 1e-15
+    assert relative(b, torch.full((4,), 0.25).double()) < 1e-15
+
+
+@pytest.mark.gpu
+def test_one_device():
+    with pytest.raises(ValueError, match="x and y: expected one device, got cuda:0 and cpu"):
+        solve(X.cuda(), Y, 1.0)
+    with pytest.raises(ValueError, match="a: expected device cuda:0 like the points, got cpu"):
+        solve(X.cuda(), Y.cuda(), 1.0, a=wts(5))
