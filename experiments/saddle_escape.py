@@ -44,16 +44,18 @@ class Config(RegressionConfig):
     """Which settings the options start from."""
     eps: tuple[float, ...] = (0.25,)
     """Temperatures, in squared standard deviations of a channel."""
-    starts: int = 4
+    starts: int = 3
     """Random starts at each temperature."""
     methods: tuple[Literal["adam", "adam-newton"], ...] = ("adam", "adam-newton")
     """What runs from every start."""
     monge: bool = True
     """Also run Newton from the Gaussian Monge map."""
-    steps: int = 300
+    steps: int = 120
     """Limit of steps of a run."""
-    lr: float = 0.02
+    lr: float = 0.1
     """Adam's learning rate."""
+    grad_rtol: float = 0.05
+    """Relative accuracy of Adam's gradients."""
     gtol: float = 1e-6
     """Gradient norm at which a run is finished."""
     look_every: int = 10
@@ -70,7 +72,7 @@ class Config(RegressionConfig):
 
 
 PRESETS = {
-    "quick": Config(preset="quick", n=300, starts=2, steps=150),
+    "quick": Config(preset="quick", n=300, starts=2, steps=80),
     "laptop": Config(),
     "paper": Config(preset="paper", n=40_000, eps=(0.1, 0.25, 0.5), starts=24, steps=2000, dtype="float32"),
 }
@@ -145,10 +147,11 @@ def _run(config: Config, eps: float, start: int | None, method: str, context: Co
     w = problem.start(torch.Generator().manual_seed(config.seed + number), law=law)
     start_lambda_min = smallest_eigenvalue(config.problem(eps).hessian(w, LOOK_RTOL)).lambda_min
     watch = _Watch(problem, context, config.steps, config.look_every if method == "adam" else None)
+    adam = Adam(lr=config.lr, rtol=config.grad_rtol)
     result = minimize(
         problem,
         w,
-        method=Adam(lr=config.lr) if method == "adam" else SaddleSwitch(escape=Adam(lr=config.lr)),
+        method=adam if method == "adam" else SaddleSwitch(escape=adam),
         callback=watch,
         options={"maxiter": config.steps, "gtol": 0.0, "gtol_abs": config.gtol, "seed": config.seed},
     )

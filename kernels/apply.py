@@ -87,12 +87,7 @@ def transport(
     n, m = len(q), len(k)
     Q, K = operands or prepare(q, k, precision=precision)
     bias, log_sum, out = prepare_bias(v), q.new_empty(n), q.new_empty(n, V.shape[1])
-    # the shift of a row is sign · guess + offset, in natural logarithms
-    if anchor is None and u is not None:
-        guess, sign, offset = u.contiguous(), -1.0, -math.log(n)
-    else:
-        guess, sign, offset = (log_sum if anchor is None else anchor.contiguous()), 1.0, 0.0
-    exact = anchor is None and u is None
+    potential = log_sum if u is None else u.contiguous()
     width, products = Q.shape[-1], 3 if Q.dim() == 3 else 1
     A, B, bound = weights or (Q, K, 1.0)
     a_width, a_products = A.shape[-1], 3 if A.dim() == 3 else 1
@@ -100,6 +95,11 @@ def transport(
         columns = V[:, start : start + MAX_COLUMNS]
         result = out[:, start : start + MAX_COLUMNS]
         single = columns.shape[1] == 1 and u is not None and weights is None
+        exact = anchor is None and u is None
+        if anchor is None or single:  # a row's shift is sign · guess + offset, in natural logarithms
+            guess, sign, offset = potential, -1.0, -math.log(n)
+        else:
+            guess, sign, offset = anchor.contiguous(), 1.0, 0.0
         tiles = tiling.for_lse(width, products) if single else tiling.for_columns(width, products)
         blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
         if single:
@@ -121,7 +121,7 @@ def transport(
             *sizes, length, *shape, exact, **options,
         )  # fmt: skip
         _finish_kernel[blocks,](
-            Q, K, A, B, bias, parts, acc, sums, shifts, scale, log_sum if u is None else u.contiguous(), result, log_sum,
+            Q, K, A, B, bias, parts, acc, sums, shifts, scale, potential, result, log_sum,
             1 / bound, *sizes, ranges, result.shape[1], result.stride(0), *shape, u is None, not (single or exact), **options,
         )  # fmt: skip
     return out, log_sum
@@ -174,8 +174,11 @@ def _held(
     high = part(q_ptr, 0, D, ROWS, DEPTH)
     low = part(q_ptr, q_plane if PRODUCTS == 3 else 0, D, ROWS, DEPTH)
     if WEIGHTED:
-        return high, low, part(a_ptr, 0, A_D, ROWS, A_DEPTH), part(
-            a_ptr, a_plane if A_PRODUCTS == 3 else 0, A_D, ROWS, A_DEPTH
+        return (
+            high,
+            low,
+            part(a_ptr, 0, A_D, ROWS, A_DEPTH),
+            part(a_ptr, a_plane if A_PRODUCTS == 3 else 0, A_D, ROWS, A_DEPTH),
         )
     else:
         return high, low, high, low

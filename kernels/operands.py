@@ -101,9 +101,7 @@ def prepare_columns(V: Tensor, width: int) -> tuple[Tensor, Tensor]:
     parts = V.new_empty(2, padded(m), width, dtype=torch.float16)
     scale = V.new_empty(width)
     rows = 2048 // width
-    _columns_kernel[triton.cdiv(padded(m), rows),](
-        V, largest, parts, scale, m, padded(m), c, *V.stride(), rows, width
-    )
+    _columns_kernel[triton.cdiv(padded(m), rows),](V, largest, parts, scale, m, padded(m), c, *V.stride(), rows, width)
     return parts, scale
 
 

@@ -176,5 +176,5 @@ def _columns(V: Tensor, rows: int, name: str, like: Tensor) -> tuple[Tensor, boo
     """V as a matrix with `rows` rows, and whether it came as a vector."""
     if not isinstance(V, Tensor) or V.ndim not in (1, 2) or len(V) != rows:
         raise ValueError(f"{name}: expected shape ({rows},) or ({rows}, k), got {tuple(getattr(V, 'shape', ()))}")
-    V = V.to(dtype=like.dtype, device=like.device)
+    V = V.to(dtype=like.dtype, device=like.device).contiguous()
     return V.reshape(rows, -1), V.ndim == 1

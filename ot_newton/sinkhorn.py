@@ -93,7 +93,7 @@ def solve(
         raise ValueError(f"anneal: expected a ratio in (0, 1], got {anneal!r}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    plan = _solve(x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend)
+    plan = solve_checked(x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend)
     if not plan.converged:
         message = (
             f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
@@ -102,11 +102,12 @@ def solve(
     return plan
 
 
-def _solve(
+def solve_checked(
     x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, cost: Cost, tol: float | None = None, method: str = "auto",
     max_iter: int = 5000, anneal: float | None = None, init: Initial = None, backend: str = "auto",
+    modes: Tensor | None = None,
 ) -> Plan:  # fmt: skip
-    """`solve` on checked inputs, without the warning."""
+    """`solve` on checked inputs, without the warning; `modes` are slow modes of a neighbouring plan."""
     tx, ty = cost.embed(x), cost.embed(y)
     for name, points in (("x", tx), ("y", ty)):
         if not bool(torch.isfinite(points).all()):
@@ -116,34 +117,20 @@ def _solve(
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
     side = pairs.swapped() if swap else pairs
-    phi, psi, modes = _initial(init, pairs, swap)
+    phi, psi, known = _initial(init, pairs, swap)
+    modes = known if modes is None or len(modes) != len(psi) else modes
     watch = Watch(side, tol, 2 * max_iter)
     if init is None:
         phi, psi = _annealed(side, psi, anneal, watch)
     state, status = METHODS[method](side, phi, psi, modes, watch)
+    f, g, r, c = state.phi * eps, state.psi * eps, state.r, state.c
     if swap:
-        f, g, r, c = state.psi, state.phi, state.c, state.r
-    else:
-        f, g, r, c = state.phi, state.psi, state.r, state.c
+        f, g, r, c = g, f, c, r
     total = pairs.passes.total
     return Plan(
-        x,
-        y,
-        a,
-        b,
-        f * eps,
-        g * eps,
-        eps,
-        r,
-        c,
-        float(state.error),
-        status,
-        (total + 1) // 2,
-        total,
-        cost,
-        pairs,
-        state.modes,
-    )
+        x=x, y=y, a=a, b=b, f=f, g=g, eps=eps, row_sums=r, col_sums=c, error=float(state.error), status=status,
+        n_iter=(total + 1) // 2, n_passes=total, cost=cost, pairs=pairs, modes=state.modes,
+    )  # fmt: skip
 
 
 def _initial(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:

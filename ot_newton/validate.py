@@ -9,7 +9,7 @@ MASS_TOLERANCE = 1e-4
 
 
 def check_points(points: Any, name: str) -> Tensor:
-    """Points as a floating tensor (n, d); float16 and bfloat16 become float32.
+    """Points as a contiguous floating tensor (n, d); float16 and bfloat16 become float32.
 
     Raises TypeError for anything that is not a real floating tensor or array, ValueError for another shape, an empty
     set or an entry that is not finite.
@@ -28,7 +28,8 @@ def check_points(points: Any, name: str) -> Tensor:
     if not bool(torch.isfinite(points.detach()).all()):
         bad = int((~torch.isfinite(points.detach())).any(1).sum())
         raise ValueError(f"{name}: expected finite coordinates, got {bad} rows with NaN or inf; drop or impute them")
-    return points.float() if points.dtype in (torch.float16, torch.bfloat16) else points
+    points = points.float() if points.dtype in (torch.float16, torch.bfloat16) else points
+    return points.contiguous()
 
 
 def check_weights(weights: Any, n: int, like: Tensor, name: str) -> Tensor:
@@ -47,7 +48,7 @@ def check_weights(weights: Any, n: int, like: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name}: expected shape ({n},), one weight a point, got {tuple(weights.shape)}")
     if weights.device != like.device:
         raise ValueError(f"{name}: expected device {like.device} like the points, got {weights.device}")
-    weights = weights.to(like.dtype)
+    weights = weights.to(like.dtype).contiguous()
     held = weights.detach()
     if not bool(torch.isfinite(held).all()) or bool((held < 0).any()):
         raise ValueError(f"{name}: expected finite weights ≥ 0, got a minimum of {float(held.min())}")
@@ -74,11 +75,12 @@ def check_measures(x: Any, y: Any, a: Any, b: Any) -> tuple[Tensor, Tensor, Tens
 
 def check_positive(value: Any, name: str) -> float:
     """A finite number above 0 as a float. Raises TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:
-            value = float(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}: expected a number above 0, got {type(value).__name__}") from error
-    if not 0 < value < float("inf"):
+    if isinstance(value, (bool, str)):
+        raise TypeError(f"{name}: expected a number above 0, got {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected a number above 0, got {type(value).__name__}") from error
+    if not 0 < number < float("inf"):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
-    return float(value)
+    return number

@@ -122,7 +122,7 @@ class Referee:
     @property
     def explicit(self) -> Tensor:
         """Hessian at frozen potentials, of size (n + m) d."""
-        bend = torch.func.hessian(lambda z: (self.P * self._moved_cost(z)).sum())(self.z)
+        bend = torch.func.jacrev(torch.func.grad(lambda z: (self.P * self._moved_cost(z)).sum()))(self.z)
         return bend - torch.einsum("ij,ijy,ijz->yz", self.P, self.J, self.J) / self.eps
 
     @property

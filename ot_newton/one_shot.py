@@ -1,0 +1,161 @@
+"""Value, gradient, exact Hessian and the next potentials of `L(W) = OT_eps(X W, y)` from one block solve.
+
+The potentials need not be converged. One sweep carries everything that the derivatives need as extra columns: on the
+way to `phi = row(psi)` the means and covariances of the targets, on the way back `PᵀX` and `Pᵀ(X⊗ȳ)`, and on both the
+slow modes. A block Krylov space then answers the moves of W together with the marginal residual `b - c`. Its answer x
+is the Newton correction of psi, which makes value and gradient right to second order in the marginal error,
+
+    L ≈ a·f + b·g + ½ <b - c, x> eps,    ∇L ≈ (∇L at the plan) - Bᵀx,
+
+while the answers to W predict the potentials at the next W. See `linear_model` for B and the Hessian.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ot_newton.pairs import Pairs
+from ot_newton.potentials import Potentials, Watch, dual
+from ot_newton.response import KrylovSpace, relative, start_block
+from ot_newton.two_level import two_level
+
+WIDTH = 24
+CAP = 5.0
+FLAT = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class OneShot:
+    """What one block solve tells about W; see the module for the formulas.
+
+    Attributes:
+        value: (), L(W) with the error of the potentials corrected to second order.
+        grad: (p, q), likewise.
+        matrix: (pq, pq), Hessian for the marginals of the plan, from below.
+        change: relative change of the matrix in the last step of the block solve.
+        error: L1 marginal error of the plan that was used.
+        phi, psi: corrected potentials, in units of eps.
+        dphi, dpsi: (n, pq) and (m, pq), their response to W.
+        modes: (m, k), slow displacements of psi.
+    """
+
+    value: Tensor
+    grad: Tensor
+    matrix: Tensor
+    change: float
+    error: float
+    phi: Tensor
+    psi: Tensor
+    dphi: Tensor
+    dpsi: Tensor
+    modes: Tensor
+
+    @property
+    def hessian_error(self) -> float:
+        """Estimate of the relative error of the matrix: the unfinished solve and the marginal error of the plan."""
+        return self.change + 3 * self.error
+
+
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    """A sweep with what rode on it: mean and second moment of the targets, `Pᵀ(X⊗ȳ)`, `PᵀX` and the modes."""
+
+    state: Potentials
+    mean: Tensor
+    second: Tensor
+    moved: Tensor
+
+
+def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor) -> _Sweep:
+    y, (n, p) = pairs.target.points, X.shape
+    q, k = y.shape[1], V.shape[1]
+    i, j = torch.triu_indices(q, q, device=y.device)
+    phi, rows = pairs.row_with(psi, torch.cat([V, y, y[:, i] * y[:, j]], 1), guess)
+    mean, upper = rows[:, k : k + q], rows[:, k + q :]
+    second = upper.new_empty(n, q, q)
+    second[:, i, j], second[:, j, i] = upper, upper
+    crossed = (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)
+    ahead, columns = pairs.col_with(phi, torch.cat([rows[:, :k], X, crossed], 1), psi)
+    state = Potentials.after_sweep(pairs, phi, psi, ahead, columns[:, :k])
+    return _Sweep(state, mean, second, state.c[:, None] * columns[:, k:])
+
+
+def one_shot(
+    pairs: Pairs,
+    X: Tensor,
+    psi: Tensor,
+    *,
+    guess: Tensor | None = None,
+    modes: Tensor | None = None,
+    coarse: float = 0.03,
+    rtol: float = 3e-2,
+    max_iter: int = 12,
+    budget: int = 1000,
+) -> OneShot:
+    """Evaluate at the points X W held by `pairs`, from potentials psi (m,) that are right to a marginal error `coarse`.
+
+    Where they are not, two-level sweeps bring them there first. The block solve goes on until the Hessian changes by
+    less than `rtol` and the marginal residual has fallen tenfold.
+    """
+    rng = torch.Generator(device=psi.device).manual_seed(0)
+    random = torch.randn(len(psi), WIDTH, generator=rng, dtype=psi.dtype, device=psi.device)
+    V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
+    swept = _sweep(pairs, X, psi, guess, V)
+    if not float(swept.state.error) <= coarse:
+        watch = Watch(pairs, coarse, pairs.passes.total + budget)
+        state, _ = two_level(pairs, swept.state.ahead, watch, modes=V, guess=swept.state.phi)
+        swept = _sweep(pairs, X, state.psi, state.phi, V if state.modes is None else state.modes[:, :WIDTH])
+    return _finish(pairs, X, swept, rtol, max_iter)
+
+
+def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) -> OneShot:
+    state, eps, s2, (n, p) = swept.state, pairs.eps, 2 * pairs.scale, X.shape
+    Z, y, r, mean = pairs.source.points, pairs.target.points, state.r, swept.mean
+    q = y.shape[1]
+    PX, crossed = swept.moved[:, :p], swept.moved[:, p:]
+    space = KrylovSpace(pairs, state.phi, state.psi, r, state.c)
+    rhs = s2 * (crossed - (PX[:, :, None] * y[:, None, :]).reshape(-1, p * q))
+    rhs = torch.cat([rhs / eps, (pairs.target.weights - state.c)[:, None]], 1)
+    B = space.project(space.root_inv[:, None] * rhs)  # (m, pq + 1)
+    covariance = swept.second - mean[:, :, None] * mean[:, None, :]
+    local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / eps) * covariance
+    explicit = torch.einsum("ni,njl,nk->ijkl", r[:, None] * X, local, X).reshape(p * q, p * q)
+    space.expand(start_block(space, B, state.modes))
+    matrix, change = explicit, float("inf")
+    for step in range(max_iter):
+        coordinates, R = space.solve(B)
+        implicit = eps * (B[:, :-1].T @ (space.Q @ coordinates[:, :-1]))
+        before, matrix = matrix, explicit + (implicit + implicit.T) / 2
+        change = float(torch.linalg.matrix_norm(matrix - before) / torch.linalg.matrix_norm(matrix)) if step else change
+        if (change < rtol and float(relative(R, B)[-1]) < 0.1) or space.grow() == 0:
+            break
+    coordinates, _ = space.solve(B)
+    x, Px = _capped(space, B[:, -1])
+    h = space.Q @ coordinates[:, :-1]
+    slope = s2 * (X[:, :, None] * (Z - mean)[:, None, :]).reshape(n, p * q) / eps
+    dphi = slope - space.r_inv[:, None] * (space.PQ @ coordinates[:, :-1])
+    grad = s2 * (X.T @ (r[:, None] * (Z - mean))) - eps * (B[:, :-1].T @ x).reshape(p, q)
+    value = eps * (dual(pairs, state.phi, state.psi) + (B[:, -1] @ x).to(torch.float64) / 2)
+    return OneShot(
+        value=value.to(X.dtype),
+        grad=grad,
+        matrix=matrix,
+        change=change,
+        error=float(state.error),
+        phi=state.phi - space.r_inv * Px,
+        psi=state.psi + space.root_inv * x,
+        dphi=dphi,
+        dpsi=space.root_inv[:, None] * h,
+        modes=space.slow_modes(64),
+    )
+
+
+def _capped(space: KrylovSpace, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Answer to the marginal residual, mode by mode: flat modes held back, each displacement at most `CAP` eps."""
+    theta, E = torch.linalg.eigh(space.T)
+    E = E.to(residual.dtype)
+    share = (E.T @ (space.Q.T @ residual)) / theta.to(residual.dtype).clamp_min(FLAT)
+    reach = (space.root_inv[:, None] * (space.Q @ E)).abs().amax(0) * share.abs()
+    share = share * (CAP / reach.clamp_min(CAP))
+    return space.Q @ (E @ share), space.PQ @ (E @ share)
