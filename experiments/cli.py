@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(name: str, module: ModuleType, options: list[str]) -> Any:
     """The configuration: the preset's, changed by the options."""
-    default = module.PRESETS.get(_preset(options), module.Config())
+    default = module.PRESETS.get(_preset(options), tyro.MISSING_NONPROP)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):

@@ -1,4 +1,4 @@
-"""Where a number was computed: versions, machine, threads and commit, for `environment.json`."""
+"""Where the numbers are computed: the device, and versions, machine, threads and commit for `environment.json`."""
 
 import os
 import platform
@@ -26,6 +26,21 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is CUDA where there is one.
+
+    Raises:
+        ValueError: torch cannot use such a device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"expected a device that torch can use here, got {name!r} ({reason})") from error
 
 
 def _version(package: str) -> str | None:

@@ -53,7 +53,7 @@ def draw_escape(figure: Figure, table: pd.DataFrame) -> None:
             _trace(ax, run, column, _METHODS[str(method)], front=start in (shown, "monge"))
         if column != "lambda_min":
             ax.set_yscale("log")
-        _shade_phases(ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")])
+        shade_phases(ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")])
     curvature.axhline(0, color="black", linewidth=1, zorder=1)
     low, high = curvature.get_ylim()
     curvature.set_ylim(low, high + 0.08 * (high - low))
@@ -81,7 +81,7 @@ def _trace(ax: Axes, run: pd.DataFrame, column: str, style: _Style, *, front: bo
         ax.plot(known["step"][newton], values[newton], "o", color=style.color, markersize=4, zorder=style.order)
 
 
-def _shade_phases(ax: Axes, run: pd.DataFrame) -> None:
+def shade_phases(ax: Axes, run: pd.DataFrame) -> None:
     """Where Adam and where Newton moved the run that is shown."""
     if run.empty:
         return

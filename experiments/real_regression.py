@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from ot_newton.experiments.environment import pick_device
 from ot_newton.experiments.run import RunConfig
 from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.problems.shuffled_regression import ShuffledRegression
@@ -52,19 +53,10 @@ class RegressionConfig(RunConfig):
             cofactor=self.cofactor,
             clip=self.clip,
             dtype=DTYPES[self.dtype],
-            device=self._device,
+            device=pick_device(self.device),
         )
         return simulate(cells, n=self.n, split=self.split, noise=self.noise, w_star=self.w_star, seed=self.seed)
 
     def problem(self, eps: float) -> ShuffledRegression:
         """A fresh problem at temperature `eps`."""
         return ShuffledRegression(self.data.X, self.data.Y, eps)
-
-    @property
-    def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.zeros(1, device=self.device).device
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"expected a device that torch can use, got {self.device!r} ({error})") from error

@@ -1,13 +1,15 @@
 """Transport application on the tensor cores: `out = P V` with `P_ij = exp(q_i·k_j + u_i + v_j)`.
 
-A program computes `p_ij = exp2(s_ij + v_j - a_i)` under an integer shift a_i and leaves `exp2(a_i + u_i)` to the end. With
-many columns p and V are split into two fp16 parts each, `p V = p_h V_h + p_h V_l + p_l V_h`, with errors of 2^-22 of the
-largest entries; so a row's sum `Σ_j p_ij` must lie in the range of fp16. A potential u_i provides the shift: rows of a plan
-sum to about 1/n, or to what the caller's anchor says. The kernel that adds the ranges of a row sees when its sum missed the
-range and repeats such rows with their true maxima. A single column is multiplied in float32 and needs none of this.
+A program computes `p_ij = exp2(s_ij + v_j - a_i)` under an integer shift a_i and leaves `exp2(a_i + u_i)` to the end.
+With many columns p and V are split into two fp16 parts each, `p V = p_h V_h + p_h V_l + p_l V_h`, with errors of
+2^-22 of the largest entries; so a row's sum `Σ_j p_ij` must lie in the range of fp16. A potential u_i provides the
+shift: rows of a plan sum to about 1/n, or to what the caller's anchor says. The kernel that adds the ranges of a row
+sees when its sum missed the range and repeats such rows with their true maxima. A single column is multiplied in
+float32 and needs none of this.
 
 Reference: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", IJHPCA 2022, for the split.
 """
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import math
 
@@ -100,16 +102,16 @@ def transport(
             guess, sign, offset = potential, -1.0, -math.log(n)
         else:
             guess, sign, offset = anchor.contiguous(), 1.0, 0.0
-        tiles = tiling.for_lse(width, products) if single else tiling.for_columns(width, products)
+        C = 1 if single else max(16, triton.next_power_of_2(columns.shape[1]))
+        tiles = tiling.for_lse(width, products) if single else tiling.for_columns(width, products, C)
         blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
         if single:
-            C, parts, scale = 1, pad(columns[:, 0], (0, padded(m) - m)), V.new_ones(1)
+            parts, scale = pad(columns[:, 0], (0, padded(m) - m)), V.new_ones(1)
         else:
-            C = max(16, triton.next_power_of_2(columns.shape[1]))
             parts, scale = prepare_columns(columns, C)
         acc = q.new_empty(ranges, n, C)
         sums, shifts = q.new_empty(2, ranges, n)
-        a_depth = tiling.for_columns(a_width, a_products).depth
+        a_depth = tiling.for_columns(a_width, a_products, C).depth
         sizes = (n, padded(n), padded(m), width, a_width, triton.cdiv(m, tiles.columns))
         shape = (
             tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages, C, precision == "fp32",
@@ -122,7 +124,8 @@ def transport(
         )  # fmt: skip
         _finish_kernel[blocks,](
             Q, K, A, B, bias, parts, acc, sums, shifts, scale, potential, result, log_sum,
-            1 / bound, *sizes, ranges, result.shape[1], result.stride(0), *shape, u is None, not (single or exact), **options,
+            1 / bound, *sizes, ranges, result.shape[1], result.stride(0), *shape, u is None, not (single or exact),
+            **options,
         )  # fmt: skip
     return out, log_sum
 
@@ -180,7 +183,7 @@ def _held(
             part(a_ptr, 0, A_D, ROWS, A_DEPTH),
             part(a_ptr, a_plane if A_PRODUCTS == 3 else 0, A_D, ROWS, A_DEPTH),
         )
-    else:
+    else:  # noqa: RET505 - compiled branches
         return high, low, high, low
 
 

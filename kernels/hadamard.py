@@ -1,9 +1,10 @@
 """Hadamard-weighted transport on the tensor cores: `out = (P ∘ A Bᵀ) V` with `P_ij = exp(q_i·k_j + u_i + v_j)`.
 
-The kernel is that of the plain application with a second score per pair. Every row of A, and B as a whole, is scaled by a
-power of two into the range of fp16; the powers are given back exactly at the end.
+The kernel is that of the plain application with a second score per pair. Every row of A, and B as a whole, is scaled by
+a power of two into the range of fp16; the powers are given back exactly at the end.
 
-Reference: the explicit term of the Hessian of entropic transport, arXiv:2602.03067, where A is the direction and B = V = y.
+Reference: the explicit term of the Hessian of entropic transport, arXiv:2602.03067, where A is the direction and
+B = V = y.
 """
 
 import math

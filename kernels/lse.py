@@ -5,11 +5,12 @@ In units of log 2, with a shift a_i that need not be the maximum, only within 2^
     out_i = a_i + log2 Σ_j exp2(s_ij + v_j - a_i),
 
 so the loop over the columns keeps neither a running maximum nor a rescaled sum. The shift is the caller's anchor or the
-maximum over a first tile. The kernel that adds the ranges of a row sees when a sum overflowed or vanished under its shift
-and repeats those rows with their true maxima.
+maximum over a first tile. The kernel that adds the ranges of a row sees when a sum overflowed or vanished under its
+shift and repeats those rows with their true maxima.
 
 Reference: Proposition 1 of "FlashSinkhorn", arXiv:2602.03067, for the half-step as biased attention scores.
 """
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import triton
 import triton.language as tl
@@ -142,7 +143,7 @@ def _finish_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add the ranges of a block of rows in their order; repeat the block with its true maxima if its shifts were bad."""
+    """Add the ranges of a block of rows in their order, or repeat the block where its shifts were bad."""
     row = tl.program_id(0).to(tl.int64) * ROWS
     rows = row + tl.arange(0, ROWS)
     real = rows < n

@@ -1,16 +1,17 @@
 """Operands for the tensor cores: float32 points as pairs of fp16 numbers, 22 bits in all.
 
-A score `q·k` of float32 accuracy needs three fp16 products, `h·h' + l·h' + h·l'` with `x = h + l` (h the rounding of x, l
-that of the rest; the dropped `l·l'` is below 2^-24). For few coordinates the three ride in one product, side by side:
+A score `q·k` of float32 accuracy needs three fp16 products, `h·h' + l·h' + h·l'` with `x = h + l` (h the rounding of x,
+l that of the rest; the dropped `l·l'` is below 2^-24). For few coordinates the three ride in one product, side by side:
 
     [h, l, h] · [h', h', l']
 
 for many they stay apart, and each part is read once. The same holds with the roles exchanged, so one preparation serves
-the rows and the columns of a plan. Before the split q and k are scaled against each other by an exact power of two, which
-leaves their product as it is and fits every score below 2^30 into the range of fp16.
+the rows and the columns of a plan. Before the split q and k are scaled against each other by an exact power of two,
+which leaves their product as it is and fits every score below 2^30 into the range of fp16.
 
 Reference: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", IJHPCA 2022.
 """
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import torch
 import triton

@@ -1,8 +1,10 @@
 """What the Triton kernels share: tile sizes, the split of the work, exponentials and score tiles.
 
-A program owns a block of rows and a range of column tiles; a second, tiny kernel adds the ranges in a fixed order, so that
-results do not depend on scheduling. Sizes are fixed by the number of coordinates and columns, never tuned at run time.
+A program owns a block of rows and a range of column tiles; a second, short kernel adds the ranges in a fixed order, so
+that results do not depend on scheduling. Sizes are fixed by the number of coordinates and columns, never tuned at run
+time.
 """
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import os
 from typing import NamedTuple
@@ -17,7 +19,7 @@ LOG2E = 1.4426950408889634
 
 _LOG2E = tl.constexpr(LOG2E)
 _ASSEMBLY = tl.constexpr(not INTERPRETED)
-_WAVES = 24  # programs for each multiprocessor to choose from: enough that the last ones to finish hardly matter
+_WAVES = 40  # programs for each multiprocessor to choose from: enough that the last ones to finish hardly matter
 _CPU_MULTIPROCESSORS = 4
 
 
@@ -37,14 +39,18 @@ def for_lse(width: int, products: int) -> Tiles:
         return Tiles(128, 256, 64, 8, 2) if width % 64 == 0 else Tiles(128, 128, 32, 4, 2)
     if products == 3:
         return Tiles(128, 64, width, 4, 2)
-    return Tiles(64, 64 if width <= 64 else 128, width, 4, 3)
+    return Tiles(64, 64 if width == 64 else 128, width, 4, 3)
 
 
-def for_columns(width: int, products: int) -> Tiles:
-    """Tiles of the applications that end in a matrix product."""
+def for_columns(width: int, products: int, columns: int) -> Tiles:
+    """Tiles of the applications that end in a matrix product with (padded) columns."""
     if width > (64 if products == 3 else 128):
-        return Tiles(128, 128, 64, 8, 2) if width % 64 == 0 else Tiles(128, 128, 32, 8, 2)
-    return Tiles(64, 64, width, 4, 3 if products == 1 else 2)
+        if width % 64 == 0:
+            return Tiles(64, 128, 64, 4, 2) if width == 128 else Tiles(128, 128, 64, 8, 2)
+        return Tiles(64, 128, 32, 4, 3)
+    if products == 3:
+        return Tiles(64, 64, width, 4, 3 if columns == 64 else 2)
+    return Tiles(64, 128 if columns > 16 and width <= 64 else 64, width, 4, 3)
 
 
 def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, int, int]:
@@ -63,12 +69,12 @@ def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, 
 def exp2(x, POLYNOMIAL: tl.constexpr):
     """2^x with results below 2^-126 flushed to zero.
 
-    With POLYNOMIAL every eighth element is computed on the multiply-add units, which would idle while the special-function
-    unit limits the loop: 2^x = 2^round(x) · p(x - round(x)), p of degree 5 with relative error 6e-8 on [-1/2, 1/2].
+    With POLYNOMIAL every eighth element is computed on the multiply-add units, which would idle where the
+    special-function unit limits the loop: 2^x = 2^r · p(x - r) with r = round(x), p of degree 5 with error 6e-8.
     """
     if not _ASSEMBLY:
         return tl.where(x < -126.0, 0.0, tl.exp2(x))
-    elif POLYNOMIAL:
+    elif POLYNOMIAL:  # noqa: RET505 - compiled branches
         return tl.inline_asm_elementwise(
             """{
             .reg .f32 t, r, p; .reg .b32 a;
@@ -119,7 +125,7 @@ def score(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores [ROWS, COLUMNS]. `high` and `low` are the rows' operand unless that is too wide to hold and is STREAMED."""
+    """Scores [ROWS, COLUMNS]. `high` and `low` hold the rows' operand unless that is too wide and is STREAMED."""
     if STREAMED:
         s = tl.zeros((ROWS, COLUMNS), tl.float32)
         for c in tl.range(0, D, DEPTH, num_stages=STAGES):

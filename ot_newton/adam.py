@@ -39,6 +39,7 @@ class Adam:
 
     Example:
 
+        >>> from ot_newton.minimize import minimize
         >>> minimize(lambda x: ((x - 3) ** 2).sum(), [0.0, 0.0], method=Adam(lr=0.1)).success
         True
     """

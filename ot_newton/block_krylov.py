@@ -22,7 +22,7 @@ class KrylovSpace:
 
     Vectors live on the operator's device in the working dtype; T and R are float64 on the CPU. `locked` (n, l): vectors
     to stay orthogonal to, so that the space sees A on their complement only. `noise` is the largest ‖VᵀA q − (A V)ᵀq‖
-    seen for a unit q: rounding for a symmetric operator, more for one that is inexact or not symmetric.
+    for a unit q before the first restart: rounding if A is symmetric, more if it is inexact or not symmetric.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KrylovSpace:
         self.R = torch.zeros(0, 0, dtype=torch.float64)  # coupling of the last block to the next, (b_next, b)
         self.anorm = anorm
         self.noise = 0.0
-        self.finite = True
+        self.finite, self.restarted = True, False
         self.coupling: Tensor | None = None  # Vᵀ A Q as symmetry foretells it, (m, b)
         self.next = self._orthonormal(start, floor=0.0)[0]
 
@@ -87,7 +87,8 @@ class KrylovSpace:
         self.T[m - b : m, m - b : m] = (columns[m - b :] + columns[m - b :].mT) / 2
         self.anorm = max(self.anorm, float(torch.linalg.vector_norm(evidence, dim=0).amax()))
         self.next, self.R = self._orthonormal(W, floor=min(64 * self.eps, self.eps**0.5) * self.anorm)
-        self.coupling = torch.cat([torch.zeros(m - b, self.R.shape[0], dtype=torch.float64), self.R.mT])
+        if not self.restarted:
+            self.coupling = torch.cat([torch.zeros(m - b, self.R.shape[0], dtype=torch.float64), self.R.mT])
 
     def residuals(self, S: Tensor) -> Tensor:
         """‖A V s − V (T s)‖ for the columns s of S (m, c), by the Krylov relation."""
@@ -128,7 +129,7 @@ class KrylovSpace:
         self.size = p
         self.T.zero_()
         self.T[:p, :p] = (T + T.mT) / 2
-        self.coupling = None if harmonic else S[m - self.R.shape[1] :].mT @ self.R.mT
+        self.restarted, self.coupling = True, None
         self.R = torch.zeros(0, 0, dtype=torch.float64)
         if harmonic:
             self.next = self._orthonormal(block, floor=0.0)[0]

@@ -60,6 +60,7 @@ def capped_cg(
 
     Example:
 
+        >>> from ot_newton.operators import DiagonalOperator
         >>> H = DiagonalOperator(torch.tensor([1.0, -2.0], dtype=torch.float64))
         >>> capped_cg(H, torch.ones(2, dtype=torch.float64), rtol=0.1, damping=1e-8).status.value
         'negative_curvature'

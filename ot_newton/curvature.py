@@ -95,6 +95,7 @@ def smallest_eigenvalue(
 
     Example:
 
+        >>> from ot_newton.operators import DiagonalOperator
         >>> H = DiagonalOperator(torch.tensor([2.0, -0.002], dtype=torch.float64))
         >>> smallest_eigenvalue(H).verdict.value
         'negative'
@@ -136,7 +137,7 @@ def dense_curvature(
         lower=lowest,
         vector=vectors[:, 0].to(H.device, H.dtype),
         scale=scale,
-        noise=(error + _rounding(H)) * scale,
+        noise=(error + rounding(H)) * scale,
         tolerance=rtol * scale,
         confidence=1.0,
         n_matvec=0 if isinstance(H, MatrixOperator) else len(values),
@@ -152,7 +153,7 @@ def _krylov_curvature(
     capacity = min(n, maxiter, ceil(0.5 + miss / sqrt(2 * rtol)) + LOOK_EVERY)  # until 2t² ≤ rtol
     start = gaussian(n, 1, rng).to(H.device, H.dtype)
     space = KrylovSpace(H.matmat, start, capacity, torch.finfo(H.dtype).eps, rng)
-    relative_noise = error + _rounding(H)
+    relative_noise = error + rounding(H)
     scale = lower = nan
     S = torch.ones(1, 1, dtype=torch.float64)
     while not space.full:
@@ -187,6 +188,6 @@ def _krylov_curvature(
     )
 
 
-def _rounding(H: LinearOperator) -> float:
+def rounding(H: LinearOperator) -> float:
     """Relative error of an eigenvalue by rounding in products of H's dtype."""
     return 8 * sqrt(H.shape[0]) * torch.finfo(H.dtype).eps

@@ -16,6 +16,7 @@ from ot_newton.status import Status
 
 LONGEST = 30.0
 HALVINGS = 6
+OVERHEAD = HALVINGS + 5  # passes of a step besides the growth of its space
 
 
 def _direction(pairs: Pairs, state: Potentials, tol: float, budget: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +40,7 @@ def _line_search(pairs: Pairs, state: Potentials, d: Tensor) -> tuple[Tensor, Te
     here = dual(pairs, state.phi, state.psi)
     noise = 8 * torch.finfo(d.dtype).eps * here.abs()
     slope = ((pairs.target.weights - state.c) @ d).to(torch.float64)
-    t = min(1.0, LONGEST / float(d.abs().max().clamp_min(1e-300)))
+    t = min(1.0, LONGEST / max(float(d.abs().max()), 1e-300))
     for _ in range(HALVINGS):
         psi = state.psi + t * d
         phi = pairs.row(psi, state.phi)
@@ -57,8 +58,11 @@ def dual_newton(pairs: Pairs, state: Potentials, watch: Watch) -> tuple[Potentia
         if status is not None:
             return (state if state.error <= best.error else best), status
         error = float(state.error)
-        d, modes = _direction(pairs, state, min(0.1, max(error, 0.3 * watch.tol / error)), watch.left() - 3)
-        trial = _line_search(pairs, state, d)
+        modes, trial = state.modes, None
+        if watch.left() >= OVERHEAD:
+            forcing = min(0.1, max(error, 0.3 * watch.tol / error))
+            d, modes = _direction(pairs, state, forcing, watch.left() - OVERHEAD)
+            trial = _line_search(pairs, state, d)
         phi, psi = trial if trial is not None else (pairs.row(state.ahead, state.phi), state.ahead)
         after = Potentials.after_sweep(pairs, phi, psi, pairs.col(phi, psi), modes)
         if trial is not None and bool(after.error > state.error):

@@ -158,7 +158,8 @@ def _solve(
         if r_norm <= target:
             return finish(Status.CONVERGED)
         scale, base = 2.0 ** math.frexp(r_norm)[1], x
-        options: dict[str, Any] = {"target": target / scale, "maxiter": left - n_iter, "eps": eps}
+        # A recurred residual that has lost all its digits says no more: go no further without a true one.
+        options: dict[str, Any] = {"target": max(target / scale, eps), "maxiter": left - n_iter, "eps": eps}
         if length is not None:
             run = partial(run, radius=length / scale)
         progress = None if callback is None else partial(_report, callback, base, scale)
@@ -166,7 +167,8 @@ def _solve(
         x, n_iter, previous, r_norm = base + scale * found.x, n_iter + found.n_iter, r_norm, scale * found.residual_norm
         npc, npc_curvature = found.npc_direction, found.npc_curvature
         attainable = eps * found.anorm * max(scale * found.x_norm, norm(x))
-        if found.status is not Status.CONVERGED or length is not None or attainable <= 0.1 * target:
+        trusted = r_norm <= target and (length is not None or attainable <= 0.1 * target)
+        if found.status is not Status.CONVERGED or trusted:
             return finish(found.status)
         r = b - apply(x)
         r_norm = norm(r)

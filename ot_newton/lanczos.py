@@ -61,6 +61,11 @@ class EigenPairs:
     noise: float
     n_matvec: int
 
+    @property
+    def success(self) -> bool:
+        """Whether all k pairs converged."""
+        return self.status.success
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.w, self.V))
 

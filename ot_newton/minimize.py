@@ -7,14 +7,14 @@ eigenvalue of the Hessian is asked for, and only a minimiser in the second order
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite, isnan, nan, sqrt
+from math import inf, isfinite, isnan, nan
 from typing import Any
 
 import torch
 
 from ot_newton.adam import Adam
 from ot_newton.counting import CountedProblem
-from ot_newton.curvature import Curvature, Verdict, smallest_eigenvalue
+from ot_newton.curvature import SEED, Curvature, Verdict, smallest_eigenvalue
 from ot_newton.escape import leave_saddle
 from ot_newton.method import Escaping, Method, State
 from ot_newton.newton_cg import NewtonCG
@@ -34,7 +34,7 @@ class Options:
 
     Args:
         maxiter: steps; 0 evaluates the start and stops.
-        gtol: the gradient's norm relative to the largest one seen; the square root of the machine epsilon if None.
+        gtol: the gradient's norm relative to the largest one seen; 1e-8 or 64 machine epsilons, the larger, if None.
         gtol_abs: the gradient's norm; whichever of the two is met first counts.
         time_limit: seconds, looked at after each step.
         max_passes: passes over the n×m pairs, looked at after each step.
@@ -184,7 +184,7 @@ class _Run:
         if not stationary and state.status is not Status.STALLED and self.certificate is None:
             return state.status or over, ""
 
-        evidence = self.certificate = self.certificate or self._certify(state)
+        evidence = self.certificate = self.certificate or self._certify()
         if isnan(evidence.lambda_min):
             return Status.NONFINITE, "The Hessian is not finite."
         rest = Status.CONVERGED if stationary else Status.STALLED
@@ -215,7 +215,8 @@ class _Run:
 
     @property
     def _gtol(self) -> float:
-        return sqrt(torch.finfo(self.problem.dtype).eps) if self.options.gtol is None else self.options.gtol
+        given = self.options.gtol
+        return max(1e-8, 64 * torch.finfo(self.problem.dtype).eps) if given is None else given
 
     def _limit(self) -> Status | None:
         last = self.rows[-1]
@@ -225,13 +226,14 @@ class _Run:
             return Status.PASS_LIMIT
         return Status.TIME_LIMIT if last["seconds"] >= self.options.time_limit else None
 
-    def _certify(self, state: State) -> Curvature:
+    def _certify(self) -> Curvature:
         rtol = self.options.curvature_rtol
         H = self.problem.hessian(self.w, rtol / 3)
-        rng = torch.Generator().manual_seed(self.options.seed + len(self.rows))
+        rng = torch.Generator().manual_seed(SEED + self.options.seed * 0x10_0000 + len(self.rows))
         error, confidence = self.problem.hessian_error, self.options.confidence
         evidence = smallest_eigenvalue(H, rtol=rtol, error=error, confidence=confidence, rng=rng)
-        self.rows[-1] |= {"lambda_min": evidence.lambda_min, "nhev": self.problem.nhev}
+        spent = {"nhev": self.problem.nhev, "n_passes": self.problem.n_passes}
+        self.rows[-1] |= {"lambda_min": evidence.lambda_min, **spent}
         return evidence
 
     def _record(self, state: State, began: float) -> None:

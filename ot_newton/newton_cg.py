@@ -22,6 +22,7 @@ from ot_newton.status import Status
 
 GAMMA, ALPHA = 0.9, (1 + sqrt(5)) / 2
 PART = 0.1  # of the promised decrease that a step must deliver
+BLIND_FALL = 0.75  # of the gradient norm, where values decide nothing
 MAX_TRIALS = 60
 
 
@@ -58,6 +59,7 @@ class NewtonCG:
 
     Example:
 
+        >>> from ot_newton.minimize import minimize
         >>> result = minimize(lambda x: x[0] ** 2 - x[1] ** 2 + x[1] ** 4, [1.0, 0.0], method=NewtonCG())
         >>> result.success, round(abs(float(result.x[1])), 4)
         (True, 0.7071)
@@ -165,8 +167,8 @@ class NewtonCG:
     ) -> tuple[torch.Tensor, NewtonState]:
         """Ask the model for shorter and shorter steps until one delivers.
 
-        Where the promise is below the noise of f the gradient decides: a point with a smaller one is taken, and if
-        there is none, rounding stops the run.
+        Where the promise is below the noise of f the gradient decides: a point with a clearly smaller one is taken, and
+        if there is none, rounding stops the run.
         """
         assert model.within is not None
         radius = state.radius
@@ -182,7 +184,7 @@ class NewtonCG:
             ratio = (state.fun - fun + noise) / promised if isfinite(fun) else -inf
             if ratio >= PART:
                 fun, grad, grad_norm = evaluate(problem, moved, self._rtol(state.eta))
-                if isfinite(fun) and isfinite(grad_norm) and not (blind and grad_norm >= state.grad_norm):
+                if isfinite(fun) and isfinite(grad_norm) and not (blind and grad_norm > BLIND_FALL * state.grad_norm):
                     return moved, replace(
                         state,
                         fun=fun,

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import isfinite
 
 import torch
 
 from ot_newton.capped_cg import capped_cg
-from ot_newton.curvature import dense_curvature, spectrum
+from ot_newton.curvature import dense_curvature, rounding, spectrum
 from ot_newton.eigen_step import eigen_step
 from ot_newton.linesearch import first_length
 from ot_newton.operators import LinearOperator, MatrixOperator
@@ -64,9 +64,9 @@ def exact_model(H: MatrixOperator, w: torch.Tensor, g: torch.Tensor, *, error: f
     if lowest < -floor:
         step, _ = eigen_step(values, c, floor=floor, radius=radius)
         fall = -float(c @ step + 0.5 * step @ (values * step))
-        length = radius if isfinite(radius) else float(torch.linalg.vector_norm(step))
+        length = radius if isfinite(radius) else max(float(torch.linalg.vector_norm(step)), first_length(w))
         slope = float(c[0])
-        if abs(slope) * length - 0.5 * lowest * length**2 > fall:
+        if abs(slope) * length - 0.5 * lowest * length**2 >= 0.9 * fall:  # about as much, and it can go on
             v = -evidence.vector if slope > 0 else evidence.vector
             return Model(None, Ray(v, -abs(slope), lowest, length), lowest, scale, lowest)
     return Model(within, None, lowest, scale, lowest)
@@ -83,7 +83,7 @@ def inexact_model(
     maxiter: int | None,
 ) -> Model:
     """Capped CG to the relative residual `rtol`; its step is shortened by scaling."""
-    damping = max(sqrt(torch.finfo(H.dtype).eps), 3 * error)
+    damping = max(rounding(H), 3 * error)
     found = capped_cg(H, g, rtol=rtol, damping=damping, radius=radius, maxiter=maxiter)
     unknown = float("nan")
     if found.status is Status.NONFINITE:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ot_newton.operators import LinearOperator, Scalar, aslinearoperator, is_scalar, require_like
+from ot_newton.linear_operator import LinearOperator, Scalar, is_scalar, require_like
+from ot_newton.operators import aslinearoperator
 
 
 class SumOperator(LinearOperator):

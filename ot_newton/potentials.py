@@ -12,6 +12,8 @@ from torch import Tensor
 from ot_newton.pairs import Pairs
 from ot_newton.status import Status
 
+ILLEGIBLE = 1e-3
+
 
 @dataclass(frozen=True, eq=False)
 class Potentials:
@@ -56,7 +58,7 @@ class Watch:
     """Decides when a solver stops: tolerance, budget of passes, values that are not finite, or rounding.
 
     Rounding is to blame when the best error has not fallen for `patience` checks although it is already near what the
-    exponents, of size `size`, can resolve.
+    exponents can resolve, or when they resolve so little that even an error of zero says nothing.
     """
 
     pairs: Pairs
@@ -74,16 +76,16 @@ class Watch:
         """The status to stop with, or None to go on."""
         error = float(state.error)
         if error <= self.tol:
-            return Status.CONVERGED
+            return Status.CONVERGED if self.resolution(state) < ILLEGIBLE else Status.STALLED
         if error != error or error == float("inf"):
             return Status.NONFINITE
         self.since = 0 if error < 0.95 * self.best else self.since + 1
         self.best = min(self.best, error)
-        if self.since >= self.patience and self.best < self.floor(state):
+        if self.since >= self.patience and self.best < 16 * self.resolution(state):
             return Status.STALLED
         return Status.PASS_LIMIT if self.left() < 2 else None
 
-    def floor(self, state: Potentials) -> float:
-        """Marginal error below which rounding of the exponents can hide all progress."""
+    def resolution(self, state: Potentials) -> float:
+        """Relative error of each P_ij from rounding its exponent: a marginal error below it means little."""
         size = state.psi[self.pairs.target.weights > 0].abs().max() + self.pairs.target.norm.max() + 1
-        return 16 * torch.finfo(state.psi.dtype).eps * float(size)
+        return torch.finfo(state.psi.dtype).eps * float(size)

@@ -36,12 +36,14 @@ class Problem(ABC):
 
     Example: f(w) = ½‖w‖².
 
+        >>> from ot_newton.minimize import minimize
+        >>> from ot_newton.operators import IdentityOperator
         >>> class Bowl(Problem):
         ...     size, dtype, device = 3, torch.float64, torch.device("cpu")
         ...     def start(self, rng): return torch.randn(3, generator=rng, dtype=self.dtype)
         ...     def value(self, w): return 0.5 * w @ w
         ...     def value_and_grad(self, w, rtol=None): return self.value(w), w.clone()
-        ...     def hessian(self, w, rtol=None): return aslinearoperator(torch.eye(3, dtype=self.dtype))
+        ...     def hessian(self, w, rtol=None): return IdentityOperator(3, self.dtype)
         >>> minimize(Bowl()).success
         True
     """

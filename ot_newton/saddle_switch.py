@@ -74,6 +74,7 @@ class SaddleSwitch:
 
     Example:
 
+        >>> from ot_newton.minimize import minimize
         >>> saddle = lambda x: x[0] ** 2 - x[1] ** 2 + x[1] ** 4
         >>> result = minimize(saddle, [1.0, 0.1], method=SaddleSwitch(Adam(lr=0.1)))
         >>> sorted(set(result.history.phase))

@@ -1,11 +1,12 @@
-"""Operators across the border to scipy, both ways, in one dtype: what is float32 on this side is float32 on the other."""
+"""Operators across the border to scipy, both ways, in one dtype: float32 on this side is float32 on the other."""
 
 import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from ot_newton.operators import FunctionOperator, LinearOperator, Product
+from ot_newton.linear_operator import LinearOperator, Product
+from ot_newton.operators import FunctionOperator
 
 
 class ScipyOperator(scipy.sparse.linalg.LinearOperator):

@@ -126,9 +126,11 @@ def solve_checked(
     f, g, r, c = state.phi * eps, state.psi * eps, state.r, state.c
     if swap:
         f, g, r, c = g, f, c, r
-    total = pairs.passes.total
+    total, error = pairs.passes.total, float(state.error)
+    if status is Status.STALLED:
+        error = max(error, watch.resolution(state))
     return Plan(
-        x=x, y=y, a=a, b=b, f=f, g=g, eps=eps, row_sums=r, col_sums=c, error=float(state.error), status=status,
+        x=x, y=y, a=a, b=b, f=f, g=g, eps=eps, row_sums=r, col_sums=c, error=error, status=status,
         n_iter=(total + 1) // 2, n_passes=total, cost=cost, pairs=pairs, modes=state.modes,
     )  # fmt: skip
 
@@ -191,7 +193,9 @@ def _symmetric(
 ) -> tuple[Potentials, Status]:
     a, b = pairs.source.weights, pairs.target.weights
     phi = pairs.row(psi, phi)
-    while True:
+    state = Potentials.after_sweep(pairs, phi, psi, pairs.col(phi, psi), modes)
+    status, psi = watch.check(state), (psi + state.ahead) / 2
+    while status is None:
         next_phi, next_psi = pairs.row(psi, phi), pairs.col(phi, psi)
         rows, columns = ((old - new).where(w > 0, torch.zeros_like(w)) for old, new, w in
                          ((phi, next_phi, a), (psi, next_psi, b)))  # fmt: skip
@@ -200,9 +204,8 @@ def _symmetric(
         )
         state = Potentials(phi, psi, a * torch.exp(rows), b * torch.exp(columns), error, next_psi, modes)
         status = watch.check(state)
-        if status is not None:
-            return state, status
         phi, psi = (phi + next_phi) / 2, (psi + next_psi) / 2
+    return state, status
 
 
 def _two_level(

@@ -79,7 +79,8 @@ def two_level(
     while True:
         phi, U = pairs.row_with(psi, V, guess)
         height = dual(pairs, phi, psi)
-        if pending is not None and float(pending[0].error) > 1e-3 and not _rose(height, pending[1]):
+        undoable = watch.left() > 1
+        if undoable and pending is not None and float(pending[0].error) > 1e-3 and not _rose(height, pending[1]):
             psi, guess, pending, trust = pending[0].ahead, pending[0].phi, None, max(trust / 2, 1 / 16)
             anderson.reset()
             continue

@@ -104,7 +104,7 @@ class Quadratic(Toy):
     Example:
 
         >>> problem = Quadratic([1.0, 10.0, 100.0], seed=0)
-        >>> torch.linalg.eigvalsh(problem.hessian(problem.centre).to_dense())
+        >>> torch.linalg.eigvalsh(problem.hessian(problem.centre).to_dense()).round()
         tensor([  1.,  10., 100.], dtype=torch.float64)
     """
 

@@ -39,9 +39,9 @@ def potentials(C: Tensor, a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Ten
     """Converged potentials: annealed sweeps, then Newton on the semi-dual with a dense pseudoinverse."""
     g, t = torch.zeros_like(b), max(float(C.max()), eps)
     while t > eps:
-        g, t = row_potential(C.T, a, row_potential(C, b, g, t), t), max(t / 2, eps)
-    for _ in range(50):
-        g = row_potential(C.T, a, row_potential(C, b, g, eps), eps)
+        t = max(0.7 * t, eps)
+        for _ in range(20):
+            g = row_potential(C.T, a, row_potential(C, b, g, t), t)
     best, since = (math.inf, g), 0
     while since < 4:
         f = row_potential(C, b, g, eps)
@@ -82,6 +82,7 @@ class Referee:
         self.f, self.g = potentials(self.C, self.a, self.b, eps) if at is None else (t.double() for t in at)
         self.P = plan_matrix(self.C, self.a, self.b, self.f, self.g, eps)
         self.r, self.c = self.P.sum(1), self.P.sum(0)
+        assert at is not None or self.error < 1e-12
 
     @property
     def error(self) -> float:

@@ -16,6 +16,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from ot_newton.kernels import apply as apply_module
+from ot_newton.kernels import lse as lse_module
+from ot_newton.kernels.apply import apply, attend
+from ot_newton.kernels.graphs import record
+from ot_newton.kernels.hadamard import hadamard
+from ot_newton.kernels.lse import lse
+from ot_newton.kernels.operands import prepare
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 HERE = INTERPRETED or DEVICE == "cuda"
@@ -23,19 +31,14 @@ HERE = INTERPRETED or DEVICE == "cuda"
 here = pytest.mark.skipif(not HERE, reason="runs in the process of test_in_the_interpreter")
 quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on overflow and log2(0), which the kernels handle
 
-if HERE:
-    from ot_newton.kernels.apply import apply, attend
-    from ot_newton.kernels.hadamard import hadamard
-    from ot_newton.kernels.lse import lse
-    from ot_newton.kernels.operands import prepare
-
-SMALL = [(1, 1, 1), (3, 257, 2), (129, 1, 3), (65, 200, 5), (97, 130, 16), (33, 257, 17), (257, 65, 33), (70, 150, 65)]
+FILES = [Path(__file__), Path(__file__).with_name("test_operands.py")]
+SMALL = [(1, 1, 1), (3, 257, 2), (129, 1, 3), (65, 200, 5), (97, 130, 16), (33, 257, 17), (257, 65, 33), (65, 131, 65)]
 
 
 @pytest.mark.skipif(HERE, reason="the kernels run in this process")
 def test_in_the_interpreter():
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider", str(Path(__file__))],
+        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider", *map(str, FILES)],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -84,9 +87,21 @@ def test_lse(n, m, d):
     case = Case(n, m, d, 1)
     tol = 4e-7 * case.size + 2e-6
     assert worst(lse(case.q, case.k, case.v), case.lse) < tol
-    for offset in (0.0, 300.0, -300.0):
-        assert worst(lse(case.q, case.k, case.v, anchor=case.lse.float() + offset), case.lse) < tol
+    assert worst(lse(case.q, case.k, case.v, anchor=case.lse.float()), case.lse) < tol
     assert worst(lse(case.q, case.k, case.v, precision="tf32"), case.lse) < 2e-3 * case.size
+
+
+@here
+@quiet
+@pytest.mark.parametrize("offset", [50.0, -50.0, 300.0, -300.0, math.inf, -math.inf, math.nan])
+def test_bad_anchors_cost_no_accuracy(offset):
+    case = Case(33, 65, 5, 3)
+    anchor = case.lse.float()
+    anchor[7] += offset
+    assert worst(lse(case.q, case.k, case.v, anchor=anchor), case.lse) < 2e-5
+    want, scale = case.P @ case.V.double(), row_scale(case, torch.ones_like(case.P))
+    for c in (1, 3):
+        assert worst(apply(*case.plan(), case.V[:, :c], anchor=anchor), want[:, :c], scale[:, :c]) < 2e-5
 
 
 @here
@@ -98,7 +113,8 @@ def test_apply(n, m, d, c):
     want, scale = case.P @ case.V.double(), row_scale(case, torch.ones_like(case.P))
     tol = 6e-7 * case.size + 2e-6
     assert worst(apply(*case.plan(), case.V), want, scale) < tol
-    assert worst(apply(*case.plan(), case.V, precision="bf16"), want, scale) < 3e-3 * case.size
+    if c > 1:
+        assert worst(apply(*case.plan(), case.V, precision="bf16"), want, scale) < 3e-3 * case.size
 
 
 @here
@@ -114,15 +130,15 @@ def test_hadamard(n, m, d):
 
 @here
 @quiet
-@pytest.mark.parametrize("c", [17, 64, 70])
-def test_more_columns_and_anchors(c):
-    case = Case(70, 130, 5, c)
+@pytest.mark.parametrize("c", [17, 64, 65, 70])
+def test_more_columns(c):
+    case = Case(33, 65, 5, c)
     want, scale = case.P @ case.V.double(), row_scale(case, torch.ones_like(case.P))
-    for anchor in (None, case.lse.float(), case.lse.float() + 40, case.lse.float() - 40):
-        assert worst(apply(*case.plan(), case.V, anchor=anchor), want, scale) < 2e-5
-    log_sum, mean = attend(case.q, case.k, case.v, case.V, anchor=case.lse.float())
-    assert worst(log_sum, case.lse) < 2e-5
-    assert worst(mean, want * 70, scale * 70) < 2e-5
+    assert worst(apply(*case.plan(), case.V), want, scale) < 2e-5
+    for anchor in (None, case.lse.float()):
+        log_sum, mean = attend(case.q, case.k, case.v, case.V, anchor=anchor)
+        assert worst(log_sum, case.lse) < 2e-5
+        assert worst(mean, want * 33, scale * 33) < 2e-5
 
 
 @here
@@ -168,14 +184,15 @@ def test_weight_zero_everywhere():
 @here
 @quiet
 def test_nan_stays_nan():
-    case = Case(70, 130, 5, 3)
+    case = Case(5, 130, 5, 3)
     case.q[3, 1] = math.nan
     assert lse(case.q, case.k, case.v)[3].isnan()
-    case = Case(70, 130, 5, 3)
-    for j in range(60, 68):
+    case = Case(3, 130, 5, 3)
+    for j in range(60, 62 if INTERPRETED else 76):
         k = case.k.clone()
         k[j, 1] = math.nan
         assert lse(case.q, k, torch.zeros_like(case.v)).isnan().all()
+        assert apply(case.q, k, case.u, torch.zeros_like(case.v), case.V[:, :1]).isnan().all()
 
 
 @here
@@ -193,7 +210,7 @@ def test_refuses():
 def test_dimensions(d, eps):
     n, m = 1031, 2053
     case = Case(n, m, d, 20, eps=eps)
-    tol = 4e-7 * case.size + 2e-6
+    tol = (4e-7 + 1e-9 * d) * case.size + 2e-6  # the tensor cores truncate their sums: errors grow with the steps
     assert worst(lse(case.q, case.k, case.v), case.lse) < tol
     assert worst(lse(case.q, case.k, case.v, anchor=case.lse.float()), case.lse) < tol
     scale = row_scale(case, torch.ones_like(case.P))
@@ -236,11 +253,10 @@ def test_two_runs_give_the_same_bits(n, d):
 
 @pytest.mark.gpu
 def test_sizes_compile_nothing():
-    from ot_newton.kernels import apply as apply_module
-    from ot_newton.kernels import lse as lse_module
+    kernels = [lse_module._lse_kernel, lse_module._finish_kernel]
+    kernels += [apply_module._transport_kernel, apply_module._finish_kernel]
 
     def compiled() -> int:
-        kernels = (lse_module._lse_kernel, lse_module._lse_finish_kernel, apply_module._transport_kernel)
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     counts = []
@@ -249,7 +265,7 @@ def test_sizes_compile_nothing():
         u = -lse(q, q, v)
         assert worst(apply(q, q, u, v, torch.ones(n, 1, device="cuda")), torch.ones(n, 1, device="cuda")) < 1e-5
         counts.append(compiled())
-    assert counts[-1] <= counts[0] + 1
+    assert counts[-1] == counts[0]
 
 
 @pytest.mark.gpu
@@ -265,5 +281,30 @@ def test_offsets_beyond_2_to_the_31():
     V = torch.zeros(n, 1, device="cuda")
     V[-1] = 1.0
     assert worst(apply(q, k, u, v, V)[:, 0], q.sum(dim=1).exp(), q.sum(dim=1).exp()) < 1e-4
-    del q
-    assert worst(lse(k, torch.ones(3, d, device="cuda"), torch.zeros(3, device="cuda"))[-1:], math.log(3) + d, d) < 1e-6
+    last = lse(k, torch.ones(3, d, device="cuda"), torch.zeros(3, device="cuda"))[-1:]
+    assert worst(last, torch.full_like(last, math.log(3) + d)) < 1e-5 * d
+
+
+@pytest.mark.gpu
+def test_recorded_step_repeats_itself():
+    case = Case(300, 200, 5, 1, zero_weights=False)
+    u, v = torch.zeros(300, device="cuda"), case.v.clone()
+    operands = prepare(case.q, case.k)
+
+    def step() -> None:
+        u.copy_(-lse(case.q, case.k, v, operands=operands) - math.log(300))
+        v.copy_(-lse(case.k, case.q, u, operands=operands[::-1]) - math.log(200))
+
+    replay = record(step, u.device)
+    u.zero_()
+    v.copy_(case.v)
+    for _ in range(50):
+        replay()
+    got = u.clone()
+    u.zero_()
+    v.copy_(case.v)
+    for _ in range(50):
+        step()
+    assert torch.equal(got, u)
+    rows = apply(case.q, case.k, u, v, torch.ones(200, 1, device="cuda"))
+    assert worst(rows, torch.full_like(rows, 1 / 300)) < 1e-3 / 300

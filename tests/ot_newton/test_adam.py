@@ -1,9 +1,9 @@
 import pytest
 import torch
-from ot_newton.problems import toys
 
 from ot_newton.adam import Adam
 from ot_newton.minimize import minimize
+from ot_newton.problems import toys
 from ot_newton.status import Status
 
 

@@ -2,10 +2,10 @@ from math import inf
 
 import pytest
 import torch
-from ot_newton.problems.toys import Quadratic
 
 from ot_newton.capped_cg import capped_cg
 from ot_newton.operators import DiagonalOperator, MatrixOperator
+from ot_newton.problems.toys import Quadratic
 from ot_newton.status import Status
 
 TINY = 1e-12

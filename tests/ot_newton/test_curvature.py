@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 import torch
-from ot_newton.problems.toys import Quadratic
 
 from ot_newton.curvature import Verdict, smallest_eigenvalue, spectrum
 from ot_newton.operators import DiagonalOperator, FunctionOperator, MatrixOperator
+from ot_newton.problems.toys import Quadratic
 
 
 def hidden(matrix):
@@ -33,10 +33,10 @@ def test_verdict_and_bounds_against_a_dense_solver(n, lowest):
 
 
 def test_the_lower_bound_holds_over_random_starts():
-    d = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    d = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for lowest in (-0.02, 0.0, 1e-3, 0.05):
         d[7] = lowest
-        for seed in range(8):
+        for seed in range(6):
             c = smallest_eigenvalue(DiagonalOperator(d), rng=torch.Generator().manual_seed(seed))
             assert c.lower <= float(d.min()) + 1e-13
             assert float(d.min()) <= c.lambda_min + 1e-13

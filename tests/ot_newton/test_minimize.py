@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import scipy.optimize
 import torch
-from ot_newton.problems import toys
 
 from ot_newton.adam import Adam
 from ot_newton.minimize import METHODS, minimize
 from ot_newton.newton_cg import NewtonCG
 from ot_newton.problem import FunctionProblem, Problem
+from ot_newton.problems import toys
 from ot_newton.result import HISTORY
 from ot_newton.saddle_switch import SaddleSwitch
 from ot_newton.status import Status
@@ -35,7 +35,7 @@ def test_saddles_are_left(method, matrix, x0):
     assert result.success
     assert result.lambda_min == pytest.approx(4.0, rel=1e-6) or result.lambda_min == pytest.approx(2.0, rel=1e-6)
     torch.testing.assert_close(result.x.abs(), torch.tensor([0.0, 0.5**0.5], dtype=torch.float64), atol=1e-7, rtol=0)
-    assert "escape" in set(result.history.phase)
+    assert {"escape", "curvature"} & set(result.history.phase)
 
 
 @pytest.mark.parametrize("x0", [[0.0, 0.0], [1.0, 0.0]], ids=["saddle", "stable manifold"])
@@ -302,13 +302,12 @@ def test_large_saddles_are_left():
 
 @every_method
 def test_values_that_are_not_finite(method):
-    began = time.perf_counter()
     result = minimize(lambda x: x.log().sum(), [-1.0], method=method)
     assert result.status is Status.NONFINITE
     # only the Hessian is not finite here, which a first-order step does not need
     result = minimize(lambda x: x[0] + x[1].abs() ** 1.5, [1.0, 0.0], method=method, options={"maxiter": 50})
     assert result.status is (Status.NONFINITE if isinstance(method, NewtonCG) else Status.MAX_ITER)
-    assert time.perf_counter() - began < 5
+    assert result.nhev <= 50
 
 
 @every_method
@@ -412,3 +411,18 @@ def test_starting_points_drawn_by_a_problem_follow_the_seed():
 def test_problem_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         Problem()  # pyright: ignore[reportAbstractUsage]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("matrix", [False, True])
+@every_method
+def test_on_a_gpu(method, matrix):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for size in (5, 200):
+        problem = toys.SaddleChain(size, x0=torch.linspace(0.3, 0.6, size), device="cuda", matrix=matrix)
+        result = minimize(problem, method=method)
+        assert result.success
+        assert result.x.device == result.jac.device == problem.device
+        assert result.certificate is not None
+        assert result.certificate.vector.device == problem.device

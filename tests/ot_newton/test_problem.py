@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from ot_newton.problems.toys import Rosenbrock
 
 from ot_newton.counting import CountedProblem
 from ot_newton.problem import FunctionProblem, as_point
+from ot_newton.problems.toys import Rosenbrock
 
 
 def rosenbrock(x):

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from ot_newton.problems import toys
 
 from ot_newton.operators import MatrixOperator
+from ot_newton.problems import toys
 
 TOYS = [
     toys.Quadratic([-3.0, 0.5, 2.0, 10.0], seed=3, centre=[1.0, -1.0, 0.5, 2.0]),

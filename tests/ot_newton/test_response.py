@@ -1,0 +1,161 @@
+import pytest
+import torch
+from referee import Referee, pts, relative, wts
+
+from ot_newton.response import KrylovSpace, inverse, orthonormal, respond
+from ot_newton.sinkhorn import solve
+from ot_newton.status import Status
+
+EPS = 0.8
+
+
+class Case:
+    """A plan, its referee, and the changes of the marginals that two moves of x make."""
+
+    def __init__(self, n: int, m: int, *, eps: float = EPS, dtype=torch.float64, a=None, directions: int = 2) -> None:
+        x, y = pts(n, 2).to(dtype), pts(m, 2, 1).to(dtype)
+        a = wts(n).to(dtype) if a is None else a.to(dtype)
+        self.plan = plan = solve(x, y, eps, a=a, b=wts(m, 2).to(dtype), tol=1e-12 if dtype == torch.float64 else 1e-5)
+        self.dense = Referee(x, y, eps, a=a, b=plan.b, at=(plan.f, plan.g))
+        self.A = pts(2 * n, directions, 3)
+        gap = self.dense.x[:, None] - self.dense.y
+        moved = 2 / eps * torch.einsum("ij,ijd,idk->ijk", self.dense.P, gap, self.A.reshape(n, 2, directions))
+        self.rho, self.kappa = moved.sum(1).to(dtype), moved.sum(0).to(dtype)
+        self.args = plan.pairs, plan.phi, plan.psi, plan.row_sums, plan.col_sums
+
+    def respond(self, rho=None, kappa=None, **options):
+        rho, kappa = (self.rho if rho is None else rho), (self.kappa if kappa is None else kappa)
+        return respond(*self.args, rho, kappa, **options)
+
+    @property
+    def want(self):
+        """The referee's response, (n + m, k), in units of eps."""
+        return self.dense.response[:, : len(self.A)] @ self.A / self.plan.eps
+
+    def error(self, answer) -> float:
+        """Distance to the referee's response in the same gauge, `c·dpsi = 0`."""
+        n = len(self.rho)
+        shift = (self.dense.c @ self.want[n:]) / self.dense.c.sum()
+        f, g = self.want[:n] + shift, self.want[n:] - shift
+        return max(relative(answer.dphi, f), relative(answer.dpsi, g))
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+@pytest.mark.parametrize("shape", [(12, 9), (9, 12), (10, 10), (2, 9), (9, 2)])
+def test_against_the_pseudoinverse(method, shape):
+    case = Case(*shape)
+    answer = case.respond(method=method, rtol=1e-11)
+    assert answer.status is Status.CONVERGED
+    assert float(answer.residual.max()) <= 1e-11
+    assert case.error(answer) < 1e-9
+    assert (case.plan.col_sums @ answer.dpsi).abs().max() < 1e-13
+    assert answer.n_passes > 0
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+def test_the_residual_is_the_true_one(method):
+    case = Case(300, 280, eps=0.1)
+    answer = case.respond(method=method, rtol=1e-3, max_iter=1)
+    P, r, c = case.dense.P, case.dense.r, case.dense.c
+    S = torch.diag(c) - P.T @ (P / r[:, None])
+    rhs = case.kappa - P.T @ (case.rho / r[:, None])
+    residual = (rhs - S @ answer.dpsi) / c.sqrt()[:, None]
+    want = residual.norm(dim=0) / (rhs / c.sqrt()[:, None]).norm(dim=0)
+    assert relative(answer.residual, want) < 1e-6
+    assert answer.status is (Status.CONVERGED if float(want.max()) <= 1e-3 else Status.MAX_ITER)
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+def test_running_out_of_steps_is_said(method):
+    case = Case(300, 280, eps=0.1, directions=1)
+    answer = case.respond(method=method, rtol=1e-13, max_iter=1)
+    assert answer.status is Status.MAX_ITER
+    assert float(answer.residual.max()) > 1e-13
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+@pytest.mark.parametrize("factor", [1e-12, 1e-6, 1e6, 1e12])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_linear_in_the_move(method, factor, dtype):
+    case = Case(12, 9, dtype=dtype)
+    rtol = 1e-10 if dtype == torch.float64 else 1e-5
+    plain = case.respond(method=method, rtol=rtol)
+    scaled = case.respond(factor * case.rho, factor * case.kappa, method=method, rtol=rtol)
+    assert relative(scaled.dphi / factor, plain.dphi.double()) < 10 * rtol
+    assert relative(scaled.dpsi / factor, plain.dpsi.double()) < 10 * rtol
+    assert scaled.status is plain.status
+    assert scaled.dphi.dtype == scaled.residual.dtype == dtype
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+def test_no_move_no_answer(method):
+    case = Case(12, 9)
+    answer = case.respond(0 * case.rho, 0 * case.kappa, method=method)
+    assert (answer.dphi == 0).all()
+    assert (answer.dpsi == 0).all()
+    assert answer.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+@pytest.mark.parametrize("shape", [(12, 9), (9, 12)])
+def test_points_without_mass(method, shape):
+    a = wts(shape[0])
+    a[:3] = 0
+    case = Case(*shape, a=a / a.sum())
+    answer = case.respond(method=method, rtol=1e-10)
+    part = torch.arange(3, shape[0])
+    n = shape[0]
+    shift = (case.dense.c @ case.want[n:]) / case.dense.c.sum()
+    assert relative(answer.dphi[part], case.want[part] + shift) < 1e-8
+    assert relative(answer.dpsi, case.want[n:] - shift) < 1e-8
+    assert answer.dphi.isfinite().all()
+
+
+def test_slow_modes_of_a_neighbour_save_passes():
+    case = Case(300, 280, eps=0.1)
+    first = case.respond(rtol=1e-8)
+    again = case.respond(rtol=1e-8, modes=first.modes)
+    assert first.modes.shape == (280, 64)
+    assert again.status is Status.CONVERGED
+    assert again.n_passes < first.n_passes
+
+
+def test_damping_moves_the_answer():
+    case = Case(12, 9)
+    damped = case.respond(damping=0.1, rtol=1e-11)
+    P, r, c = case.dense.P, case.dense.r, case.dense.c
+    S = 1.1 * torch.diag(c) - P.T @ (P / r[:, None])
+    want = torch.linalg.solve(S, case.kappa - P.T @ (case.rho / r[:, None]))
+    assert relative(damped.dpsi, want) < 1e-9
+    assert case.error(damped) > 1e-2
+
+
+def test_unknown_method():
+    with pytest.raises(ValueError, match="method: expected 'block' or 'cg', got 'lu'"):
+        Case(4, 3).respond(method="lu")
+
+
+def test_orthonormal_drops_dependent_columns():
+    V = pts(20, 3)
+    Q = torch.linalg.qr(pts(20, 2, 1)).Q
+    basis = orthonormal(torch.cat([V, V @ pts(3, 2), Q, torch.zeros(20, 1)], 1), Q, 1e-10)
+    assert basis.shape == (20, 3)
+    assert (basis.T @ basis - torch.eye(3)).abs().max() < 1e-14
+    assert (Q.T @ basis).abs().max() < 1e-14
+
+
+def test_krylov_space_is_exact_once_complete():
+    case = Case(12, 9)
+    space = KrylovSpace(*case.args)
+    B = space.project(pts(9, 2))
+    assert space.expand(torch.eye(9).double()) == 8  # all but the gauge
+    y, residual = space.solve(B)
+    assert relative(space.product(space.Q @ y)[0], B) < 1e-10
+    assert residual.abs().max() < 1e-10
+    eigenvalues = torch.linalg.eigvalsh(space.T)
+    assert float(eigenvalues.min()) > 0
+    assert float(eigenvalues.max()) < 1 + 1e-12
+
+
+def test_inverse():
+    assert inverse(torch.tensor([0.0, 0.5, 2.0])).tolist() == [0.0, 2.0, 0.5]
