@@ -99,7 +99,7 @@ def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
     labels = []
     for (start, method), run in table.groupby(["start", "method"]):
         spent = run["seconds"].diff().fillna(run["seconds"])
-        newton = run["phase"].isin(NEWTON_PHASES)
+        newton = run["phase"].mask(run["phase"] == "start").bfill().isin(NEWTON_PHASES)
         row, adam = len(labels), spent[~newton].sum()
         ax.barh(row, adam, color=ORANGE, height=0.7)
         ax.barh(row, spent[newton].sum(), left=adam, color=BLUE, height=0.7)

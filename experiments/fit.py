@@ -52,7 +52,7 @@ class Config(RunConfig):
     """Temperature, in squared standard deviations of a channel (default: 0.1, or from --noise)."""
     noise: float | None = None
     """Standard deviation of the noise, in standard deviations of a channel; sets eps = 2 noise²."""
-    starts: int = 6
+    starts: int = 4
     """Random starts beside the Monge map."""
     start_law: Literal["auto", "monge", "random", "identity"] = "auto"
     """Where to start: auto is the Monge map, if X and Y have as many channels, and random starts."""
@@ -60,7 +60,7 @@ class Config(RunConfig):
     """Estimate an offset too; both clouds are centred already, so it is rarely needed."""
     max_cells: int = 2000
     """Cells of each file that are used, drawn at random."""
-    start_cells: int = 400
+    start_cells: int = 300
     """Cells of each side that the starts run on."""
     cofactor: float = 3000.0
     """Of the arcsinh that the values go through: about 150 for 18-bit cytometers, 3000 for 20-bit, 5 for mass

@@ -19,6 +19,7 @@ from ot_newton.problems.cytometry import Events, Scaler, unscale_regression
 from ot_newton.problems.shuffled_regression import ShuffledRegression
 
 MAPPED, MEASURED = "x W", "y"
+OFFSET = "intercept"
 DRAWN_CELLS = 2000
 MAX_MARGINALS = 12
 SAME_LOSS = 1e-3  # starts that end within this part of the lowest loss have found the same minimum
@@ -103,8 +104,8 @@ def draw_fit(figure: Figure, weights: pd.DataFrame, cells: pd.DataFrame) -> None
     clouds = {name: cells[cells["cloud"] == name] for name in (MEASURED, MAPPED)}
     shown, pairs = channels[:MAX_MARGINALS], _pairs(channels)
     grid = figure.subplots(-(-(1 + len(shown) + len(pairs)) // 3), 3).flat
-    figure.suptitle("y (grey) and x W (blue), scaled units", x=0.01, ha="left", fontweight="bold")
-    _draw_weights(next(grid), weights, channels)
+    figure.suptitle("y (grey), and x W (blue), which lacks the noise; scaled units", x=0.01, ha="left", fontweight="bold")
+    _draw_weights(next(grid), weights[weights["channel"] != OFFSET], channels)
     for channel in shown:
         _draw_marginal(next(grid), clouds, channel)
     for first, second in pairs:
@@ -141,13 +142,13 @@ def _draw_marginal(ax: Axes, clouds: dict[str, pd.DataFrame], channel: str) -> N
 
 
 def _pairs(channels: list[str]) -> list[tuple[str, str]]:
-    """Up to three pairs of neighbouring channels."""
-    return list(zip(channels[::2], channels[1::2], strict=False))[:3]
+    """Up to three pairs of channels."""
+    return list(zip(channels[::2], [*channels[1::2], *channels[:1]], strict=False))[:3] if len(channels) > 1 else []
 
 
 def _weights(W: np.ndarray, b: np.ndarray, pair: Pair) -> pd.DataFrame:
     frame = pd.DataFrame(np.vstack([W, b]), columns=pd.Index(pair.y.channels))
-    frame.insert(0, "channel", [*pair.x.channels, "intercept"])
+    frame.insert(0, "channel", [*pair.x.channels, OFFSET])
     return frame
 
 

@@ -95,7 +95,7 @@ class GeomLoss:
         self.x, self.y = (torch.as_tensor(p, device=device) for p in clouds.points)
         blur = math.sqrt(clouds.temperature / 2)
         options: dict[str, Any] = {
-            "p": 2, "blur": blur, "diameter": blur * 2 ** (HALVINGS / 2), "scaling": math.sqrt(0.5),
+            "p": 2, "blur": blur, "diameter": blur * 2 ** ((HALVINGS - 0.5) / 2), "scaling": math.sqrt(0.5),
             "debias": False, "backend": backend,
         }  # fmt: skip
         self.loss = SamplesLoss("sinkhorn", **options)
@@ -125,10 +125,14 @@ class OttJax:
 
     def __init__(self, clouds: Clouds, device: str, referee: Referee, *, batch: int | None = 1024) -> None:
         import jax
+        from jax._src.interpreters import batching as moved
+        from jax.interpreters import batching
         from ott.geometry.pointcloud import PointCloud
         from ott.problems.linear.linear_problem import LinearProblem
         from ott.solvers.linear.sinkhorn import Sinkhorn
 
+        if not hasattr(batching, "is_vmappable"):  # OTT-JAX 0.6 looks for it where jax before 0.9 had it
+            batching.is_vmappable = moved.is_vmappable
         self.clouds = clouds
         x, y = (jax.device_put(p, jax.devices("gpu" if device == "cuda" else "cpu")[0]) for p in clouds.points)
         # A threshold below zero is never met, and one check of it is made at the end.

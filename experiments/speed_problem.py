@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Clouds:
-    """Points uniform in a cube of side `scale` moved by `shift`; eps is for the unit cube and scales along."""
+    """Points uniform in the unit cube, moved by `shift`, times `scale`; eps is for the unit cube and scales along."""
 
     n: int
     d: int
@@ -46,14 +46,14 @@ class Clouds:
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """x and y, float32 of shape (n, d)."""
         rng = np.random.default_rng(self.seed)
-        x, y = ((rng.random((self.n, self.d)) * self.scale + self.shift).astype(np.float32) for _ in range(2))
+        x, y = (((rng.random((self.n, self.d)) + self.shift) * self.scale).astype(np.float32) for _ in range(2))
         return x, y
 
     def direction(self, *, constant: bool = False) -> np.ndarray:
         """A direction of x, (n, d), float32: normal, or the same for all points."""
         rng = np.random.default_rng(self.seed + 1)
         A = rng.standard_normal((1 if constant else self.n, self.d)).astype(np.float32)
-        return np.ascontiguousarray(np.broadcast_to(A, (self.n, self.d)))
+        return np.array(np.broadcast_to(A, (self.n, self.d)))
 
     @property
     def rows(self) -> np.ndarray:
@@ -63,8 +63,8 @@ class Clouds:
 
     @property
     def averaged_temperatures(self) -> list[float]:
-        """Temperatures of the averaged iteration: the first one twice, then halved, then eps."""
-        return [self.temperature * 2**k for k in (HALVINGS, *range(HALVINGS, 0, -1), 0)]
+        """Temperatures of the averaged iteration: the first one twice, halved to just above eps, then eps."""
+        return [self.temperature * 2 ** (k - 0.5) for k in (HALVINGS, *range(HALVINGS, 0, -1), 0.5)]
 
 
 @dataclass(frozen=True)

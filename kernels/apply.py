@@ -2,7 +2,7 @@
 
 A program computes `p_ij = exp2(s_ij + v_j - a_i)` under an integer shift a_i and leaves `exp2(a_i + u_i)` to the end.
 With many columns p and V are split into two fp16 parts each, `p V = p_h V_h + p_h V_l + p_l V_h`, with errors of
-2^-22 of the largest entries; so a row's sum `Σ_j p_ij` must lie in the range of fp16. A potential u_i provides the
+2^-22 of the largest entries; so a row's sum `Σ_j p_ij` must lie high in the range of fp16. A potential u_i provides the
 shift: rows of a plan sum to about 1/n, or to what the caller's anchor says. The kernel that adds the ranges of a row
 sees when its sum missed the range and repeats such rows with their true maxima. A single column is multiplied in
 float32 and needs none of this.
@@ -25,8 +25,10 @@ from ot_newton.kernels.tiles import exp2, part, row_sum, score
 
 MAX_COLUMNS = 64
 _LOG2E = tl.constexpr(tiling.LOG2E)
-_NOMINAL = tl.constexpr(4.0)  # log2 of a row's sum under a good shift
-_LOWEST, _HIGHEST = tl.constexpr(2.0**-6), tl.constexpr(2.0**12)  # sums between these keep all digits in fp16 parts
+_NOMINAL = tl.constexpr(
+    12.0
+)  # log2 of a row's sum under a good shift, for its entries to keep their digits as fp16 parts
+_LOWEST = tl.constexpr(2.0**6)  # least sum for which they do
 
 
 def apply(
@@ -110,7 +112,7 @@ def transport(
         else:
             parts, scale = prepare_columns(columns, C)
         acc = q.new_empty(ranges, n, C)
-        sums, shifts = q.new_empty(2, ranges, n)
+        sums, shifts = q.new_empty(ranges, n), q.new_empty(ranges, n)
         a_depth = tiling.for_columns(a_width, a_products, C).depth
         sizes = (n, padded(n), padded(m), width, a_width, triton.cdiv(m, tiles.columns))
         shape = (
@@ -187,7 +189,10 @@ def _held(
         return high, low, high, low
 
 
-@triton.jit(do_not_specialize=["sign", "offset", "weight", "n", "n_padded", "m_padded", "total", "length"])
+@triton.jit(
+    do_not_specialize=["sign", "offset", "weight", "n", "n_padded", "m_padded", "total", "length"],
+    do_not_specialize_on_alignment=["guess_ptr"],
+)
 def _transport_kernel(
     q_ptr, k_ptr, a_ptr, b_ptr, v_ptr, V_ptr, guess_ptr, acc_ptr, sum_ptr, shift_ptr, sign, offset, weight,
     n, n_padded, m_padded, D, A_D, total, length,
@@ -219,8 +224,8 @@ def _transport_kernel(
             ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
         )  # fmt: skip
     else:
-        shift = (sign * tl.load(guess_ptr + rows, mask=real, other=0.0) + offset) * _LOG2E - _NOMINAL
-    shift = tl.where(tl.abs(shift) < float("inf"), tl.floor(shift), 0.0)
+        shift = (sign * tl.load(guess_ptr + rows, mask=real, other=0.0) + offset) * _LOG2E
+    shift = tl.where(tl.abs(shift) < float("inf"), tl.floor(shift) - _NOMINAL, 0.0)
     sums, acc = _apply_range(
         high, low, q_ptr, q_plane, k_ptr, k_plane, a_high, a_low, a_ptr, a_plane, b_ptr, b_plane,
         v_ptr, V_ptr, m_padded.to(tl.int64) * C, shift, weight, D, A_D, length,
@@ -270,7 +275,8 @@ def _finish_kernel(
             sums += tl.load(parts, mask=real, other=0.0) * factor
         shifts, parts, accs = shifts + n, parts + n, accs + n.to(tl.int64) * C
     if REPEAT:
-        lost = real & ~((sums > _LOWEST) & (sums < _HIGHEST))
+        finite = tl.min((tl.abs(out) < float("inf")).to(tl.int32), 1) == 1
+        lost = real & ~((sums > _LOWEST) & finite)
         if not MEAN:
             lost = lost & (tl.load(u_ptr + rows, mask=real, other=0.0) > float("-inf"))
         if tl.max(lost.to(tl.int32), 0) == 1:
@@ -285,7 +291,7 @@ def _finish_kernel(
                 high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, total,
                 ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
             )  # fmt: skip
-            base = tl.where(tl.abs(base) < float("inf"), tl.floor(base), 0.0)
+            base = tl.where(tl.abs(base) < float("inf"), tl.floor(base) - _NOMINAL, 0.0)
             sums, out = _apply_range(
                 high, low, q_ptr, q_plane, k_ptr, k_plane, a_high, a_low, a_ptr, a_plane, b_ptr, b_plane,
                 v_ptr, V_ptr, m_padded.to(tl.int64) * C, base, weight, D, A_D, total,

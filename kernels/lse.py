@@ -50,7 +50,7 @@ def lse(
     n, m, width, products = len(q), len(k), Q.shape[-1], 3 if Q.dim() == 3 else 1
     tiles = tiling.for_lse(width, products)
     blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
-    sums, shifts = q.new_empty(2, ranges, n)
+    sums, shifts = q.new_empty(ranges, n), q.new_empty(ranges, n)
     bias, out = prepare_bias(v), q.new_empty(n)
     sizes = (n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns))
     shape = (tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages)
@@ -97,7 +97,9 @@ def _sum_range(
     return tl.sum(total, 1)
 
 
-@triton.jit(do_not_specialize=["n", "n_padded", "m_padded", "total", "length"])
+@triton.jit(
+    do_not_specialize=["n", "n_padded", "m_padded", "total", "length"], do_not_specialize_on_alignment=["anchor_ptr"]
+)
 def _lse_kernel(
     q_ptr, k_ptr, v_ptr, anchor_ptr, sum_ptr, shift_ptr, n, n_padded, m_padded, D, total, length,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,

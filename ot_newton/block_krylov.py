@@ -5,7 +5,7 @@
 V (n, m) grows by the block Q (n, b); a Ritz pair T s = θ s has ‖A V s − θ V s‖ = ‖R Eᵀ s‖. A restart keeps V S for the
 best vectors S and goes on with Q, so that the relation survives with a full T. Every block is orthogonalised twice
 against all of V, and again after its factorisation. A block that loses rank (singular values of Q R up to
-64 eps ‖A‖) is filled up with random vectors, which brings in further copies of a multiple eigenvalue.
+8 eps ‖A‖) is filled up with random vectors, which brings in further copies of a multiple eigenvalue.
 References: Wu and Simon, Thick-restart Lanczos method for large symmetric eigenvalue problems, SIAM J. Matrix Anal.
 Appl. 22 (2000); Giraud, Langou and Rozložník, Comput. Math. Appl. 50 (2005): twice is enough; Morgan and Zeng, Harmonic
 projection methods for large non-symmetric eigenvalue problems, Numer. Linear Algebra Appl. 5 (1998).
@@ -86,7 +86,7 @@ class KrylovSpace:
         self.T[m - b : m, :m] = columns.mT
         self.T[m - b : m, m - b : m] = (columns[m - b :] + columns[m - b :].mT) / 2
         self.anorm = max(self.anorm, float(torch.linalg.vector_norm(evidence, dim=0).amax()))
-        self.next, self.R = self._orthonormal(W, floor=min(64 * self.eps, self.eps**0.5) * self.anorm)
+        self.next, self.R = self._orthonormal(W, floor=8 * self.eps * self.anorm)
         if not self.restarted:
             self.coupling = torch.cat([torch.zeros(m - b, self.R.shape[0], dtype=torch.float64), self.R.mT])
 

@@ -76,7 +76,6 @@ class PlanHessian(LinearOperator):
         self.plan, self.method, self.damping, self.max_iter = plan, method, damping, max_iter
         self.rtol = DEFAULT_RTOL[plan.x.dtype] if rtol is None else check_positive(rtol, "rtol")
         self.last_response: Response | None = None
-        self.modes = plan.modes
 
     @cached_property
     def moments(self) -> Tensor:
@@ -111,10 +110,8 @@ class PlanHessian(LinearOperator):
         plan = self.plan
         self.last_response = respond(
             plan.pairs, plan.phi, plan.psi, plan.row_sums, plan.col_sums, rho, kappa,
-            rtol=self.rtol, modes=self.modes, method=self.method, damping=self.damping, max_iter=self.max_iter,
+            rtol=self.rtol, modes=plan.modes, method=self.method, damping=self.damping, max_iter=self.max_iter,
         )  # fmt: skip
-        if self.last_response.modes.shape[1]:
-            self.modes = self.last_response.modes
         return self.last_response
 
     def _weighted(self, A: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from ot_newton.pairs import Pairs
-from ot_newton.potentials import Potentials, Watch, dual
+from ot_newton.potentials import Potentials, Watch, centred, dual
 from ot_newton.response import KrylovSpace, relative, start_block
-from ot_newton.two_level import two_level
+from ot_newton.two_level import START, correction, orthonormal_under, two_level
 
 WIDTH = 24
 CAP = 5.0
+SWEEPS = 6
 FLAT = 1e-6
 
 
@@ -59,9 +60,10 @@ class OneShot:
 
 @dataclass(frozen=True, eq=False)
 class _Sweep:
-    """A sweep with what rode on it: mean and second moment of the targets, `Pᵀ(X⊗ȳ)`, `PᵀX` and the modes."""
+    """A sweep with what rode on it: mean and second moment of the targets, `PᵀX` with `Pᵀ(X⊗ȳ)`, and the modes V."""
 
-    state: Potentials
+    state: Potentials  # its modes are J V
+    V: Tensor
     mean: Tensor
     second: Tensor
     moved: Tensor
@@ -78,7 +80,18 @@ def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor
     crossed = (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)
     ahead, columns = pairs.col_with(phi, torch.cat([rows[:, :k], X, crossed], 1), psi)
     state = Potentials.after_sweep(pairs, phi, psi, ahead, columns[:, :k])
-    return _Sweep(state, mean, second, state.c[:, None] * columns[:, k:])
+    return _Sweep(state, V, mean, second, state.c[:, None] * columns[:, k:])
+
+
+def _corrected(swept: _Sweep) -> tuple[Tensor, Tensor]:
+    """The next psi, two-level corrected, and the block V to go on with."""
+    state, c = swept.state, swept.state.c
+    JV = centred(state.modes, c)
+    step = centred(state.ahead - state.psi, c)
+    if float(state.error) < START:
+        slow = correction(centred(swept.V, c), JV, step, c)
+        step = step + slow * (CAP / slow.abs().max().clamp_min(CAP))
+    return centred(state.psi, c) + step, orthonormal_under(JV, c)
 
 
 def one_shot(
@@ -102,6 +115,11 @@ def one_shot(
     random = torch.randn(len(psi), WIDTH, generator=rng, dtype=psi.dtype, device=psi.device)
     V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
     swept = _sweep(pairs, X, psi, guess, V)
+    for _ in range(SWEEPS):
+        if float(swept.state.error) <= coarse or not bool((swept.state.c > 0).all()):
+            break
+        psi, V = _corrected(swept)
+        swept = _sweep(pairs, X, psi, swept.state.phi, V)
     if not float(swept.state.error) <= coarse:
         watch = Watch(pairs, coarse, pairs.passes.total + budget)
         state, _ = two_level(pairs, swept.state.ahead, watch, modes=V, guess=swept.state.phi)
@@ -153,7 +171,7 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
 
 def _capped(space: KrylovSpace, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Answer to the marginal residual, mode by mode: flat modes held back, each displacement at most `CAP` eps."""
-    theta, E = torch.linalg.eigh(space.T)
+    theta, E = space.ritz()
     E = E.to(residual.dtype)
     share = (E.T @ (space.Q.T @ residual)) / theta.to(residual.dtype).clamp_min(FLAT)
     reach = (space.root_inv[:, None] * (space.Q @ E)).abs().amax(0) * share.abs()

@@ -48,15 +48,21 @@ def inverse(weights: Tensor) -> Tensor:
     return torch.where(weights > 0, 1 / weights, torch.zeros_like(weights))
 
 
+def small_eigh(T: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a small symmetric matrix; on the CPU, where that is fast and reliable."""
+    theta, E = torch.linalg.eigh(T.cpu())
+    return theta.to(T.device), E.to(T.device)
+
+
 def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
     """Orthonormal basis of the columns of V, orthogonal to Q: two Gram-Schmidt passes, dependent ones dropped."""
     length = torch.linalg.vector_norm(V, dim=0)
     V = V[:, length > 0] / length[length > 0]
     for _ in range(2):
         V = V - Q @ (Q.T @ V)
-        R = torch.linalg.qr(V)
-        U, s, _ = torch.linalg.svd(R.R)
-        V = R.Q @ U[:, s > tol]
+        Q_new, R = torch.linalg.qr(V)
+        U, s, _ = torch.linalg.svd(R.cpu())
+        V = Q_new @ U[:, s > tol].to(V.device)
     return V
 
 
@@ -71,6 +77,7 @@ class KrylovSpace:
         self.Q, self.SQ, self.PQ = c.new_empty(m, 0), c.new_empty(m, 0), c.new_empty(n, 0)
         self.T = torch.empty(0, 0, dtype=torch.float64, device=c.device)
         self.n_new = 0
+        self._ritz: tuple[Tensor, Tensor] | None = None
 
     def project(self, V: Tensor) -> Tensor:
         """Remove the gauge from the columns of V (m, k)."""
@@ -94,15 +101,22 @@ class KrylovSpace:
             side, old = (self.Q.T @ S_new).to(torch.float64), len(self.T)
             corner = (side[old:] + side[old:].T) / 2
             self.T = torch.cat([torch.cat([self.T, side[:old]], 1), torch.cat([side[:old].T, corner], 1)], 0)
+            self._ritz = None
         return self.n_new
 
     def grow(self) -> int:
         """Expand by the operator applied to the columns added last."""
         return self.expand(self.SQ[:, -self.n_new :])
 
+    def ritz(self) -> tuple[Tensor, Tensor]:
+        """Ritz values (j,), ascending, and their vectors in coordinates of the basis (j, j), in float64."""
+        if self._ritz is None:
+            self._ritz = small_eigh(self.T)
+        return self._ritz
+
     def solve(self, B: Tensor) -> tuple[Tensor, Tensor]:
         """Galerkin solution in coordinates of the basis (j, k), and its true residual (m, k). No pass."""
-        theta, E = torch.linalg.eigh(self.T)
+        theta, E = self.ritz()
         cut = 64 * torch.finfo(B.dtype).eps
         weight = torch.where(theta > cut, 1 / theta.clamp_min(cut), torch.zeros_like(theta))
         y = (E * weight) @ (E.T @ (self.Q.T @ B).to(torch.float64))
@@ -111,7 +125,7 @@ class KrylovSpace:
 
     def slow_modes(self, k: int) -> Tensor:
         """Displacements of the potential along the k slowest Ritz vectors, (m, k)."""
-        E = torch.linalg.eigh(self.T).eigenvectors[:, :k].to(self.Q.dtype)
+        E = self.ritz()[1][:, :k].to(self.Q.dtype)
         return self.root_inv[:, None] * (self.Q @ E)
 
 

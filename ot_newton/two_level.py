@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, centred, dual
+from ot_newton.response import small_eigh
 from ot_newton.status import Status
 
 WIDTH = 32
@@ -47,20 +48,20 @@ class _Anderson:
         return point - torch.stack(self.points, 1).diff(dim=1) @ theta.to(point.dtype)
 
 
-def _correction(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> Tensor:
+def correction(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> Tensor:
     """`J V (M - H)⁻¹ VᵀD_c residual`, directions of V without mass or already exhausted left out."""
     cV = c[:, None] * V
     M, H = (cV.T @ V).to(torch.float64), (cV.T @ JV).to(torch.float64)
-    scale, E = torch.linalg.eigh((M + M.T) / 2)
+    scale, E = small_eigh((M + M.T) / 2)
     keep = scale > 1e-8 * scale[-1]
     E = E[:, keep] / scale[keep].sqrt()
-    theta, F = torch.linalg.eigh(E.T @ ((H + H.T) / 2) @ E)
+    theta, F = small_eigh(E.T @ ((H + H.T) / 2) @ E)
     F = E @ F
     y = F @ ((F.T @ (cV.T @ residual).to(torch.float64)) / (1 - theta).clamp_min(1e-7))
     return JV @ y.to(V.dtype)
 
 
-def _orthonormal(V: Tensor, c: Tensor) -> Tensor:
+def orthonormal_under(V: Tensor, c: Tensor) -> Tensor:
     """Columns spanning V, orthonormal under c and orthogonal to the constants."""
     root = c.sqrt()
     Q = torch.linalg.qr(root[:, None] * centred(V, c)).Q
@@ -105,13 +106,13 @@ def two_level(
         step, clipped = centred(ahead - psi, c), True
         pending = None
         if error < START:
-            correction = _correction(V, JV, step, c)
-            largest = float(correction.abs().max())
+            slow = correction(V, JV, step, c)
+            largest = float(slow.abs().max())
             share = min(1.0, CLIP * trust / max(largest, 1e-300)) if largest == largest else 0.0
-            step, clipped = step + share * correction if share else step, share < 1
+            step, clipped = step + share * slow if share else step, share < 1
             trust = trust if clipped else min(1.0, 2 * trust)
             pending = (state, height)
-        V = _orthonormal(JV, c)
+        V = orthonormal_under(JV, c)
         psi = centred(psi, c) + step
         if clipped:
             anderson.reset()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ot_newton.cost import SquaredEuclidean
+from ot_newton.kernels import dispatch
 from ot_newton.linear_model import LinearModelHessian, linear_model_grad, linear_model_hessian
 from ot_newton.one_shot import OneShot, one_shot
 from ot_newton.operators import MatrixOperator
@@ -79,7 +80,7 @@ class ShuffledRegression(Problem):
             )
         self.X, self.Y, self.intercept = X, Y, bool(intercept)
         self.design = torch.cat([X, torch.ones_like(X[:, :1])], 1) if intercept else X  # (n, p) or (n, p + 1)
-        self.eps, self.backend = check_positive(eps, "eps"), backend
+        self.eps, self.backend = check_positive(eps, "eps"), dispatch.resolve(backend, X.device, X.dtype)
         self.cost = SquaredEuclidean(check_positive(scale, "scale"))
         self.size = self.design.shape[1] * Y.shape[1]
         self.dtype, self.device = X.dtype, X.device

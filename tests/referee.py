@@ -79,6 +79,8 @@ class Referee:
         self.b = torch.full((m,), 1 / m, dtype=torch.float64) if b is None else b.double()
         self.eps, self.cost, self.scale = eps, cost, scale
         self.C = cost_matrix(self.x, self.y, cost, scale)
+        if at is None:
+            self.a, self.b = self.a / self.a.sum(), self.b / self.b.sum()
         self.f, self.g = potentials(self.C, self.a, self.b, eps) if at is None else (t.double() for t in at)
         self.P = plan_matrix(self.C, self.a, self.b, self.f, self.g, eps)
         self.r, self.c = self.P.sum(1), self.P.sum(0)

@@ -55,7 +55,8 @@ def test_random_spectra(seed):
     got = w.double()
     if which in ("LM", "SM"):  # of two values equal in magnitude either will do
         best, got = best.abs().sort().values, got.abs().sort().values
-    assert float((got - best).abs().max()) <= float(found.residuals.max()) + 8 * eps * anorm, problem.name
+    rounding = (32 * torch.finfo(torch.float64).eps + 4 * eps) * anorm  # of the referee, and of w itself
+    assert float((got - best).abs().max()) <= float(found.residuals.max()) + rounding, problem.name
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_multiplicities_of_two_values(dtype, block_size, which, expected):
 @pytest.mark.parametrize("block_size", [None, 1, 2])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_copies_beyond_the_block_are_found_in_a_generic_spectrum(block_size, sign):
-    values = torch.cat([torch.full((12,), 2.0), torch.linspace(-1, 1.9, 388)]).double()
+    values = torch.cat([torch.full((12,), 2.0), torch.linspace(-1, 1.9, 188)]).double()
     found = eigsh(sign * rotated(values, generator()), 10, which="LA" if sign > 0 else "SA", block_size=block_size)
     assert found.success
     torch.testing.assert_close(found.w, torch.full((10,), 2.0 * sign, dtype=torch.float64), rtol=1e-12, atol=0)
@@ -284,7 +285,7 @@ def test_lanczos_survives_breakdown_and_finds_everything(dtype):
         assert T.V.dtype == dtype
         assert T.status is Status.CONVERGED
         assert orthonormality(T.V) <= 100 * eps
-        assert int((T.beta == 0).sum()) >= 20 - 2 * len(set(values))
+        assert int((T.beta == 0).sum()) >= 20 / len(set(values))
         found = torch.linalg.eigvalsh(T.T)
         assert float((found - torch.tensor(values).double()).abs().max()) <= 100 * eps * (max(values) or 1)
 

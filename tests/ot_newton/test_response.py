@@ -113,8 +113,8 @@ def test_points_without_mass(method, shape):
 
 def test_slow_modes_of_a_neighbour_save_passes():
     case = Case(300, 280, eps=0.1)
-    first = case.respond(rtol=1e-8)
-    again = case.respond(rtol=1e-8, modes=first.modes)
+    first = case.respond(rtol=1e-3)
+    again = case.respond(rtol=1e-3, modes=first.modes)
     assert first.modes.shape == (280, 64)
     assert again.status is Status.CONVERGED
     assert again.n_passes < first.n_passes

@@ -1,0 +1,326 @@
+"""How fast: solves, derivatives and primitives of this library, beside the other libraries that are installed.
+
+Every library does the same iterations on the same points; its answers are compared with a float64 referee before its
+time counts (see `speed_problem`), and each has a process of its own (see `speed_worker`). A library that is missing,
+crashes, hangs or disagrees has a row that says so.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+import ot_newton
+from ot_newton.experiments.errors import InputError, checking_input
+from ot_newton.experiments.figures import render
+from ot_newton.experiments.files import load_table, write
+from ot_newton.experiments.peers import LIBRARIES, installed
+from ot_newton.experiments.report import Column, format_table
+from ot_newton.experiments.run import Case, Context, Outcome, Results, Row, RunConfig, run_cases, tabulate
+from ot_newton.experiments.speed_figure import NUMERIC, TEXT, draw_speed, figure_size
+from ot_newton.experiments.speed_worker import OWN
+
+PACKAGE_ROOT = Path(ot_newton.__file__).parent.parent
+FIRST = (5000, 5)
+ACCURACY_N = 4096
+VARIANTS = {"": {}, "moved by 1000": {"shift": 1000.0}, "×2^14": {"scale": 2.0**14}, "×2^-14": {"scale": 2.0**-14}}
+COMPILERS = 14
+LibraryName = Literal[
+    "ot-newton", "flash-sinkhorn", "flash-sinkhorn TF32", "GeomLoss", "GeomLoss online", "OTT-JAX", "OTT-JAX dense",
+    "POT",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """Times, memory and errors of this library and of the others that are installed, over n and d."""
+
+    name: ClassVar[str] = "speed"
+    _not_settings: ClassVar[frozenset[str]] = RunConfig._not_settings | {"copy_to", "timeout"}
+
+    preset: Literal["quick", "cpu", "h200"] = "cpu"
+    """Which settings the options start from."""
+    sizes: tuple[str, ...] = ("5000x5", "5000x64")
+    """Problems NxD: so many points on both sides, in so many dimensions."""
+    large: tuple[str, ...] = ()
+    """Problems too large for the referee to repeat; this library alone, in one or two iterations."""
+    accuracy: tuple[int, ...] = ()
+    """Dimensions at which this library's errors are looked at more closely."""
+    libraries: tuple[LibraryName, ...] = (OWN, *LIBRARIES)  # type: ignore[assignment]
+    """Who takes part."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where; "auto" is the GPU if there is one."""
+    eps: float = 0.1
+    """Temperature, for points uniform in the unit cube."""
+    iterations: int = 10
+    """Iterations of a solve, two half-steps each."""
+    cg_iterations: int = 50
+    """Conjugate-gradient iterations of a Hessian product."""
+    seconds: float = 5.0
+    """How long one task is repeated (three times at least)."""
+    timeout: float = 900.0
+    """Seconds after which a process is given up."""
+    seed: int = 0
+    """Seed of the points."""
+    copy_to: Path | None = None
+    """Also copy the table, the environment and the figure to this folder."""
+
+    def __post_init__(self) -> None:
+        for size in (*self.sizes, *self.large):
+            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", size):
+                raise ValueError(f"expected sizes like 5000x64, got {size!r}")
+        if not (self.eps > 0 and self.seconds >= 0 and self.timeout > 0):
+            raise ValueError("expected eps > 0, seconds ≥ 0 and timeout > 0")
+        if min(self.iterations, self.cg_iterations, *self.accuracy, 1) < 1:
+            raise ValueError("expected iterations, cg_iterations and dimensions ≥ 1")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("expected device cpu: there is no CUDA device here")
+
+    @property
+    def where(self) -> str:
+        """The device that is used."""
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+
+PRESETS = {
+    "quick": Config(preset="quick", sizes=("300x5",), accuracy=(17,), seconds=0.2, timeout=120.0),
+    "cpu": Config(),
+    "h200": Config(
+        preset="h200", sizes=("40000x5", "10000x64", "50000x64"), large=("1000000x5",), accuracy=(5, 64, 128, 256, 512),
+        seconds=0.4, timeout=150.0,
+    ),
+}  # fmt: skip
+
+_COLUMNS = (
+    Column("library", "library"),
+    Column("n", "n", "d"),
+    Column("d", "d", "d"),
+    Column("task", "task"),
+    Column("ms", "ms", ".3f"),
+    Column("ms_per_pass", "per pass", ".3f"),
+    Column("exp_fraction", "of exp limit", ".0%"),
+    Column("times_ours", "× ours", ".1f"),
+    Column("memory_mb", "MiB", ".1f"),
+    Column("error", "error", ".1e"),
+    Column("status", "status"),
+)
+
+
+def main(config: Config) -> int:
+    """Measure what is missing, print the table, draw the figure."""
+    folder = config.folder()
+    if not config.redraw:
+        results = run_cases(config, _cases(config), tables=partial(compare, device=config.where))
+        print(format_table(results.table, _COLUMNS))
+        for _, row in results.table[~results.table["status"].isin(["ok", "limit"])].iterrows():
+            print(f"{row['status']}: {row['library']} {row['n']}×{row['d']} {row['task']}: {row['detail']}")
+    table = load_table(folder / "table.csv", numeric=NUMERIC, text=TEXT)
+    write(folder / "figure.png", render(partial(draw_speed, table=table), figure_size(table)))
+    if config.copy_to is not None:
+        for name in ("table.csv", "environment.json", "figure.png"):
+            with checking_input():
+                write(config.copy_to / f"{folder.name}-{name}", (folder / name).read_bytes())
+    print(f"table and figure: {folder}")
+    return 0
+
+
+def compare(outcomes: Mapping[str, Outcome], *, device: str) -> Results:
+    """The tables, with times set against the chip's limits and against this library's."""
+    results = tabulate(outcomes)
+    table = results.table
+    if "ms" not in table:
+        return results
+    rates = {row["task"]: row["rate"] for o in outcomes.values() for row in o.steps if row.get("status") == "limit"}
+    table["ms_per_pass"] = table["ms"] / table["passes"]
+    pairs = table["n"].astype(float) ** 2
+    if "exponentials per second" in rates:
+        table["exp_fraction"] = 1e3 * pairs / rates["exponentials per second"] / table["ms_per_pass"]
+        products = 6 * pairs * table["d"]  # three fp16 products make one of float32 accuracy
+        share = 1e3 * products / rates["fp16 products per second"] / table["ms_per_pass"]
+        table["product_fraction"] = share.where(table["library"] == OWN)
+    table["memory_bound_mb"] = 128 * table["n"] * (table["d"] + table["columns"]) / 2**20
+    key = ["n", "d", "eps", "task", "variant"]
+    ours = table[table["library"] == OWN].drop_duplicates(key).set_index(key)["ms"]
+    table["times_ours"] = [row["ms"] / ours.get(tuple(row[key]), float("nan")) for _, row in table.iterrows()]
+    return results
+
+
+def _cases(config: Config) -> dict[str, Case]:
+    """Our own measurements first, then the closest rival's, then the rest: a run cut short has what matters most."""
+    cases: dict[str, Case] = {}
+    cuda, ours = config.where == "cuda", OWN in config.libraries
+    rivals = [name for name in config.libraries if name.startswith("flash")]
+    others = [name for name in config.libraries if name not in (OWN, *rivals)]
+    if cuda:
+        cases["limits"] = partial(_limits, config)
+    if ours:
+        for size in config.sizes:
+            cases[f"{size}-{OWN}"] = partial(_compete, config, OWN, size, ("kernels", "solve", "hvp"))
+        cases["first"] = partial(_first, config)
+    if cuda and rivals and installed(rivals[0]):
+        cases["compile"] = partial(_compile, config)
+    for size in config.sizes:
+        cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in rivals}
+    if ours:
+        for size in config.large:
+            cases[f"{size}-{OWN}"] = partial(_compete_large, config, size)
+        for d in config.accuracy:
+            cases[f"accuracy-{d}"] = partial(_accuracy, config, d)
+    for size in config.sizes:
+        if "flash-sinkhorn" in rivals:
+            cases[f"{size}-flash-sinkhorn-hvp"] = partial(_compete, config, "flash-sinkhorn", size, ("hvp",))
+    for size in config.sizes:
+        cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in others}
+    return cases
+
+
+def _compete(config: Config, library: str, size: str, groups: tuple[str, ...], context: Context) -> Outcome:
+    n, d = map(int, size.split("x"))
+    return Outcome(*_rows(config, library, _clouds(config, n, d), groups, saved=_reference(config, size)))
+
+
+def _compete_large(config: Config, size: str, context: Context) -> Outcome:
+    n, d = map(int, size.split("x"))
+    clouds = _clouds(config, n, d) | {"iterations": 1}
+    return Outcome(*_rows(config, OWN, clouds, ("kernels", "solve", "hvp")))
+
+
+def _accuracy(config: Config, d: int, context: Context) -> Outcome:
+    """Errors at a moderate n: at eps and a tenth of it, and with the points moved or scaled."""
+    n, steps, summary = min(ACCURACY_N, 64 * d), [], {}
+    settings = [(variant, config.eps) for variant in VARIANTS] + [("", config.eps / 10)]
+    for done, (variant, eps) in enumerate(settings):
+        clouds = _clouds(config, n, d) | {"eps": eps} | VARIANTS[variant]
+        summary, rows = _rows(config, OWN, clouds, ("solve", "hvp"), small=True, seconds=0.0)
+        steps += [row | {"variant": variant or "plain"} for row in rows]
+        context.progress((done + 1) / len(settings))
+    return Outcome(summary, steps)
+
+
+def _clouds(config: Config, n: int, d: int) -> Row:
+    return {
+        "n": n, "d": d, "eps": config.eps, "iterations": config.iterations, "cg_iterations": config.cg_iterations,
+        "seed": config.seed,
+    }  # fmt: skip
+
+
+def _rows(
+    config: Config, library: str, clouds: Row, groups: tuple[str, ...], *, saved: Path | None = None,
+    small: bool = False, seconds: float | None = None,
+) -> tuple[Row, list[Row]]:  # fmt: skip
+    """A summary and a row for each task, from a process of its own."""
+    version = ot_newton.__version__ if library == OWN else installed(library)
+    labels: Row = {"library": library, "version": version, **{key: clouds[key] for key in ("n", "d", "eps")}}
+    if version is None:
+        rows, failure = [], {"task": "all", "status": "not installed", "detail": ""}
+    else:
+        request = {
+            "mode": "tasks", "library": library, "clouds": clouds, "groups": groups, "small": small,
+            "saved": None if saved is None else str(saved), "seconds": config.seconds if seconds is None else seconds,
+        }  # fmt: skip
+        rows, failure = _process(config, request)
+    if failure is not None:
+        rows = [*rows, failure]
+    worst = next((row["status"] for row in rows if row["status"] != "ok"), "ok")
+    return {**labels, "groups": " ".join(groups), "status": worst}, [{**labels, "variant": "", **row} for row in rows]
+
+
+def _limits(config: Config, context: Context) -> Outcome:
+    rows, failure = _process(config, {"mode": "limits", "clouds": _clouds(config, 1, 1)})
+    labels = {"library": "limit", "version": None, "variant": ""}
+    steps = [{**labels, "status": "limit", "detail": "", **row} for row in rows]
+    return Outcome({**labels, "status": "ok" if failure is None else failure["detail"]},
+                   steps if failure is None else [*steps, {**labels, **failure}])  # fmt: skip
+
+
+def _first(config: Config, context: Context) -> Outcome:
+    """A product in a fresh process: with nothing compiled, and again from the cache on disk."""
+    n, d = FIRST if config.preset != "quick" else (300, 5)
+    labels: Row = {"library": OWN, "version": ot_newton.__version__, "n": n, "d": d, "eps": config.eps, "variant": ""}
+    command = [sys.executable, "-m", "ot_newton.experiments.speed_first", str(n), str(d), str(config.eps), config.where]
+    steps = []
+    with tempfile.TemporaryDirectory() as cache:
+        for task in ("first product, nothing compiled", "first product, from the cache"):
+            try:
+                done = subprocess.run(command, env=_environment() | {"TRITON_CACHE_DIR": cache}, check=True,
+                                      capture_output=True, text=True, timeout=config.timeout)  # fmt: skip
+                found = json.loads(done.stdout)
+                row = {"status": "ok" if found["finite"] else "failed", "ms": 1e3 * found["first_s"], "repeats": 1,
+                       "detail": f"torch and the device took {found['framework_s']:.1f} s before"}  # fmt: skip
+            except (subprocess.SubprocessError, ValueError) as error:
+                row = {"status": "failed", "detail": _reason(error)}
+            steps.append({**labels, "task": task, "columns": d + 1, "passes": None, **row})
+    return Outcome({**labels, "status": steps[-1]["status"]}, steps)
+
+
+def _compile(config: Config, context: Context) -> Outcome:
+    """Fill the cache of compiled candidates, each process a share, for every dimension that is timed."""
+    shares = min(os.cpu_count() or 1, COMPILERS)
+    dimensions = sorted({int(size.split("x")[1]) for size in config.sizes})
+    requests = [
+        {"mode": "compile", "clouds": _clouds(config, 320, d), "share": share, "shares": shares}
+        for share in range(shares)
+        for d in dimensions
+    ]
+    with ThreadPoolExecutor(shares) as pool:
+        failures = [failure for _, failure in pool.map(partial(_process, config), requests) if failure is not None]
+    return Outcome({"library": "flash-sinkhorn", "groups": "compile", "status": "ok" if not failures else
+                    failures[0]["detail"]}, [])  # fmt: skip
+
+
+def _reference(config: Config, size: str) -> Path:
+    """The referee's file for a size, made where it is missing."""
+    path = (config.folder() / "references" / f"{size}.npz").absolute()
+    if not path.is_file():
+        n, d = map(int, size.split("x"))
+        _, failure = _process(config, {"mode": "prepare", "clouds": _clouds(config, n, d), "saved": str(path)})
+        if failure is not None:
+            raise InputError(f"the referee of {size} {failure['status']}: {failure['detail']}; choose a smaller size")
+    return path
+
+
+def _process(config: Config, request: Row) -> tuple[list[Row], Row | None]:
+    """The rows of a measuring process, and one more where it did not end well."""
+    command, failure = [sys.executable, "-m", "ot_newton.experiments.speed_worker"], None
+    content = json.dumps({**request, "device": config.where}).encode()
+    try:
+        output = subprocess.run(
+            command, input=content, env=_environment(), capture_output=True, check=True, timeout=config.timeout
+        ).stdout
+    except subprocess.SubprocessError as error:
+        output = getattr(error, "stdout", None) or b""
+        status = "timed out" if isinstance(error, subprocess.TimeoutExpired) else "crashed"
+        failure = {"task": "next", "status": status, "detail": _reason(error)}
+    return [json.loads(line) for line in output.decode().splitlines() if line.endswith("}")], failure
+
+
+def _environment() -> dict[str, str]:
+    path = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def _reason(error: Exception) -> str:
+    """Why a process failed: the last line that it wrote, or what ended it."""
+    if isinstance(error, subprocess.CalledProcessError):
+        if error.returncode < 0:
+            return f"ended by signal {-error.returncode}"
+        text = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        return (text.strip().splitlines() or [f"exit code {error.returncode}"])[-1][:300]
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer within {error.timeout:g} s"
+    return str(error)[:300]
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")

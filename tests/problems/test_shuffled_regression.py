@@ -1,0 +1,259 @@
+import math
+
+import pytest
+import torch
+from referee import Referee, pts, relative, wts
+from scipy.linalg import sqrtm
+from scipy.sparse.linalg import eigsh as scipy_eigsh
+
+from ot_newton.lanczos import eigsh
+from ot_newton.problems.cytometry import cytometry_points
+from ot_newton.problems.shuffled_regression import ShuffledRegression, eps_from_noise, gaussian_monge_map
+from ot_newton.problems.simulation import simulate
+
+EPS = 0.8
+
+
+def make(*, intercept: bool = False, dtype=torch.float64, n=14, m=11, p=3, q=2, **options) -> ShuffledRegression:
+    X, Y, a, b = (t.to(dtype) for t in (pts(n, p), pts(m, q, 1), wts(n), wts(m, 2)))
+    return ShuffledRegression(X, Y, EPS, intercept=intercept, a=a, b=b, **options)
+
+
+def referee(problem: ShuffledRegression, w: torch.Tensor) -> tuple[Referee, torch.Tensor]:
+    """The referee at X W + b, and the Jacobian of the parameters (n·q, size)."""
+    dense = Referee(
+        problem.design @ w.reshape(problem.shape), problem.Y, problem.eps, a=problem.a, b=problem.b, scale=problem.cost.scale
+    )
+    return dense, torch.kron(problem.design.double(), torch.eye(problem.Y.shape[1]).double())
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_value_gradient_and_hessian(intercept, scale):
+    problem = make(intercept=intercept, scale=scale)
+    w = torch.sin(torch.arange(problem.size).double())
+    dense, J = referee(problem, w)
+    value, grad = problem.value_and_grad(w)
+    assert value.shape == ()
+    assert grad.shape == (problem.size,)
+    assert relative(value, dense.value) < 1e-10
+    assert relative(problem.value(w), dense.value) < 1e-10
+    assert relative(grad, J.T @ dense.grad_x.reshape(-1)) < 1e-8
+    H = problem.hessian(w)
+    assert H.shape == (problem.size, problem.size)
+    assert relative(H.to_dense(), J.T @ dense.hessian_x @ J) < 1e-7
+    assert problem.hessian_error < 1e-7
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_finite_differences(intercept):
+    problem, h = make(intercept=intercept), 1e-5
+    w = torch.sin(torch.arange(problem.size).double())
+    _, grad = problem.value_and_grad(w)
+    H = problem.hessian(w).to_dense()
+    for k in range(problem.size):
+        step = torch.zeros_like(w)
+        step[k] = h
+        (up, up_grad), (down, down_grad) = problem.value_and_grad(w + step), problem.value_and_grad(w - step)
+        assert abs(grad[k] - (up - down) / (2 * h)) < 1e-7 * grad.abs().max()
+        assert relative(H[k], (up_grad - down_grad) / (2 * h)) < 1e-4
+
+
+@pytest.mark.parametrize("rtol", [0.5, 0.1, 0.02, 1e-3, 1e-5])
+def test_a_coarse_request_gets_what_it_asked_for(rtol):
+    for step in (0.0, 0.3):
+        problem = make(n=60, m=50)
+        w = torch.sin(torch.arange(problem.size).double())
+        if step:
+            problem.value_and_grad(w + step)  # a neighbour to start warm from
+        dense, J = referee(problem, w)
+        value, grad = problem.value_and_grad(w, rtol)
+        want = J.T @ dense.grad_x.reshape(-1)
+        assert (grad - want).norm() <= rtol * want.norm()
+        assert abs(value - dense.value) <= problem.value_error + 1e-9
+        H, exact = problem.hessian(w, rtol).to_dense(), J.T @ dense.hessian_x @ J
+        assert torch.linalg.matrix_norm(H - exact, 2) <= max(rtol, 1e-8) * torch.linalg.matrix_norm(exact, 2)
+
+
+def test_a_coarse_request_is_cheaper():
+    X, Y = pts(60, 3), pts(60, 3, 1)
+    w = torch.eye(3).double().reshape(-1)
+    passes = []
+    for rtol in (0.1, 1e-4, None):
+        problem = ShuffledRegression(X, Y, 0.2)
+        problem.value_and_grad(w, rtol)
+        problem.hessian(w, rtol)
+        passes.append(problem.n_passes)
+    assert passes[0] < passes[1] < passes[2]
+
+
+def test_one_point_one_solve():
+    problem = make()
+    w = torch.sin(torch.arange(6).double())
+    problem.value_and_grad(w)
+    before = problem.n_passes
+    problem.value_and_grad(w)
+    problem.value(w)
+    assert problem.n_passes == before
+    problem.hessian(w)
+    with_hessian = problem.n_passes
+    assert with_hessian > before
+    problem.hessian(w)
+    assert problem.n_passes == with_hessian
+    near, cold = w + 1e-3, make()
+    problem.value_and_grad(near)
+    cold.value_and_grad(near)
+    assert problem.n_passes - with_hessian < cold.n_passes
+    assert problem.plan is not None
+    assert problem.plan.converged
+
+
+def test_the_answer_does_not_depend_on_the_way():
+    points = [torch.sin(torch.arange(6.0) + k).double() for k in (0, 3, 0.01, 8)]
+    walker = make()
+    for w in points:
+        walker.value_and_grad(w, 0.1)
+        walker.hessian(w, 0.1)
+        walker.value_and_grad(w)
+    for w in reversed(points):
+        fresh = make()
+        assert relative(walker.value_and_grad(w)[1], fresh.value_and_grad(w)[1]) < 1e-8
+        assert relative(walker.hessian(w).to_dense(), fresh.hessian(w).to_dense()) < 1e-7
+
+
+def test_parameters_are_not_kept_by_reference():
+    problem = make()
+    w = torch.sin(torch.arange(6).double())
+    problem.value_and_grad(w)
+    problem.hessian(w)
+    w += 1
+    assert relative(problem.value_and_grad(w)[1], make().value_and_grad(w)[1]) < 1e-8
+    assert relative(problem.hessian(w).to_dense(), make().hessian(w).to_dense()) < 1e-7
+
+
+def test_hessian_at_zero_on_real_data():
+    X = cytometry_points(150, seed=0)
+    data = simulate(cytometry_points(300, seed=1), n=150, seed=2)
+    X, Y = data.X - data.X.mean(0), data.Y - data.Y.mean(0)
+    eps = 0.25
+    problem = ShuffledRegression(X, Y, eps)
+    H = problem.hessian(torch.zeros(25).double())
+    Sx, Sy = X.T @ X / 150, Y.T @ Y / 150
+    want = 2 * torch.kron(Sx, torch.eye(5) - (2 / eps) * Sy)
+    assert relative(H.to_dense(), want) < 1e-9
+    exact = torch.linalg.eigvalsh(want)
+    low, _ = eigsh(H, k=1, which="SA")
+    assert float(exact[0]) < 0
+    assert relative(low[0], exact[0]) < 1e-9
+    other = scipy_eigsh(H.to_scipy(), k=1, which="SA", return_eigenvectors=False)
+    assert relative(torch.as_tensor(other[0]), exact[0]) < 1e-9
+
+
+def test_starts_on_real_data():
+    data = simulate(cytometry_points(400, seed=0), n=200, split="permuted", noise=0.05, seed=0)
+    problem = ShuffledRegression(data.X, data.Y, 0.25)
+    rng = torch.Generator().manual_seed(0)
+    monge = problem.start(rng, "monge")
+    low, _ = eigsh(problem.hessian(monge), k=1, which="SA")
+    assert float(low[0]) > 0
+    assert problem.metrics(monge, data)["rel_W"] < 0.3
+    for _ in range(3):
+        low, _ = eigsh(problem.hessian(problem.start(rng)), k=1, which="SA")
+        assert float(low[0]) < 0
+
+
+def test_start_laws():
+    problem = make(p=3, q=3, intercept=True)
+    first, again = (problem.start(torch.Generator().manual_seed(4)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, problem.start(torch.Generator().manual_seed(5)))
+    W, b = problem.split(problem.start(torch.Generator(), "identity"))
+    assert torch.equal(W, torch.eye(3).double())
+    W, b = problem.split(problem.start(torch.Generator(), "monge"))
+    x, y = problem.X @ W + b, problem.Y
+    mean_x, mean_y = problem.a @ x, problem.b @ y
+    assert (mean_x - mean_y).abs().max() < 1e-12
+    cov_x = (x - mean_x).T @ (problem.a[:, None] * (x - mean_x))
+    cov_y = (y - mean_y).T @ (problem.b[:, None] * (y - mean_y))
+    assert relative(cov_x, cov_y) < 1e-10
+    many = torch.stack([make(p=3, q=2).start(torch.Generator().manual_seed(k)) for k in range(300)])
+    assert abs(float(many.std()) - 3**-0.5) < 0.03
+    with pytest.raises(ValueError, match="law: expected one of random, monge, identity, got 'zero'"):
+        problem.start(torch.Generator(), "zero")
+    with pytest.raises(ValueError, match="law 'monge': expected as many columns in X as in Y, got 3 and 2"):
+        make(p=3, q=2).start(torch.Generator(), "monge")
+
+
+def test_the_monge_map_against_scipy():
+    X, Y, a, b = pts(30, 3), pts(25, 3, 1), wts(30), wts(25)
+    cov = [((P - w @ P).T * w) @ (P - w @ P) for P, w in ((X, a), (Y, b))]
+    root = sqrtm(cov[0].numpy())
+    inner = sqrtm(root @ cov[1].numpy() @ root)
+    want = torch.linalg.inv(torch.as_tensor(root)) @ torch.as_tensor(inner) @ torch.linalg.inv(torch.as_tensor(root))
+    assert relative(gaussian_monge_map(X, Y, a, b), want) < 1e-10
+
+
+def test_split_and_join():
+    problem = make(intercept=True)
+    w = torch.arange(problem.size).double()
+    W, b = problem.split(w)
+    assert W.shape == (3, 2)
+    assert torch.equal(problem.join(W, b), w)
+    means = problem.split(problem.join(W))[1]
+    assert relative(problem.a @ problem.X @ W + means, problem.b @ problem.Y) < 1e-12
+    W, b = make().split(torch.arange(6).double())
+    assert (b == 0).all()
+
+
+def test_metrics():
+    data = simulate(pts(200, 3), n=80, noise=0.0, intercept=1.0, seed=0)
+    problem = ShuffledRegression(data.X, data.Y, 0.1, intercept=True)
+    best = problem.join(data.W_star, data.intercept_star)
+    metrics = problem.metrics(best, data, reference=float(problem.value(best)))
+    assert metrics == {"rel_W": 0.0, "r2_held_out": pytest.approx(1), "loss_above_reference": pytest.approx(0, abs=1e-9)}
+    mean = problem.join(0 * data.W_star, data.Y_test.mean(0))
+    assert problem.metrics(mean, data) == {"rel_W": 1.0, "r2_held_out": pytest.approx(0, abs=1e-12)}
+
+
+def test_eps_from_noise():
+    assert eps_from_noise(0.2) == pytest.approx(0.08)
+    assert eps_from_noise(0.2, scale=0.5) == pytest.approx(0.04)
+    with pytest.raises(ValueError, match="sigma: expected a finite number above 0"):
+        eps_from_noise(0.0)
+
+
+def test_single_precision():
+    problem = make(dtype=torch.float32, n=40, m=30)
+    w = torch.sin(torch.arange(6)).float()
+    dense, J = referee(problem, w)
+    value, grad = problem.value_and_grad(w)
+    H = problem.hessian(w)
+    assert value.dtype == grad.dtype == H.dtype == torch.float32
+    assert relative(value, dense.value) < 1e-4
+    assert relative(grad, J.T @ dense.grad_x.reshape(-1)) < 1e-3
+    assert relative(H.to_dense(), J.T @ dense.hessian_x @ J) < 2e-3
+    assert problem.start(torch.Generator()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"X": pts(5, 3)[:, 0]}, ValueError, r"X: expected shape \(n, d\)"),
+        ({"Y": pts(5, 3).int()}, TypeError, "Y: expected floating-point numbers, got torch.int32"),
+        ({"Y": pts(5, 2).float()}, ValueError, "X and Y: expected one dtype and device, got torch.float64"),
+        ({"eps": 0.0}, ValueError, "eps: expected a finite number above 0"),
+        ({"scale": -1.0}, ValueError, "scale: expected a finite number above 0"),
+        ({"a": wts(4)}, ValueError, r"a: expected shape \(6,\)"),
+        ({"b": wts(5) * math.nan}, ValueError, "b: expected finite weights"),
+        ({"backend": "keops"}, ValueError, "backend: expected one of auto, blocked, dense, triton, got 'keops'"),
+    ],
+)
+def test_bad_problems(change, error, message):
+    with pytest.raises(error, match=message):
+        ShuffledRegression(**({"X": pts(6, 3), "Y": pts(5, 2), "eps": 0.5} | change))
+
+
+@pytest.mark.parametrize("w", [torch.zeros(5).double(), torch.zeros(2, 3).double(), torch.zeros(6), [0.0] * 6])
+def test_bad_parameters(w):
+    with pytest.raises((ValueError, TypeError), match="expected"):
+        make().value_and_grad(w)
