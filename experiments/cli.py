@@ -81,21 +81,23 @@ def _parse(name: str, module: ModuleType, options: list[str]) -> Any:
 
 
 def _preset(options: list[str]) -> str | None:
-    for option, following in zip(options, [*options[1:], None], strict=True):
-        if option == "--preset":
-            return following
+    """The preset that is asked for; it decides what the other options default to."""
+    for position, option in enumerate(options):
         if option.startswith("--preset="):
             return option.partition("=")[2]
+        if option == "--preset" and position + 1 < len(options):
+            return options[position + 1]
     return None
 
 
-def _summary(message: str) -> str:
-    """The first paragraph of a boxed message, and the options it proposes, on one line."""
-    lines = [re.sub(r"[│╭╮╰╯]|─{2,}.*─{2,}", "", line).strip() for line in message.splitlines()]
-    rule = next((i for i, line in enumerate(message.splitlines()) if i and "──" in line), len(lines))
-    text = " ".join(" ".join(lines[1:rule]).split()).rstrip(".")
-    proposed = re.findall(r"^\s*│\s+(--[\w-]+)", "\n".join(message.splitlines()[rule:]), flags=re.MULTILINE)
-    return f"{text} (did you mean {' or '.join(proposed)}?)" if proposed and "Unrecognized" in text else text
+def _summary(box: str) -> str:
+    """What a box under its title says first, and the options that it proposes, on one line."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    paragraphs = [part.split() for part in re.split(r"^[-─]{3,}$", "\n".join(lines), flags=re.MULTILINE)]
+    first, *others = [words for words in paragraphs if words]
+    text = " ".join(first).rstrip(".").removeprefix("Error parsing Config: ")
+    proposed = [word for words in others if words[0] == "Perhaps" for word in words if word.startswith("--")]
+    return f"{text} (did you mean {' or '.join(proposed)}?)" if proposed else text
 
 
 def _suggestion(word: str, words: Any) -> str:

@@ -56,9 +56,10 @@ def load_array(path: Path) -> np.ndarray:
         InputError: no such file, damaged, or not an array of numbers.
     """
     try:
-        array = np.load(path, allow_pickle=False)
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            raise ValueError(f"it holds {getattr(array, 'dtype', type(array).__name__)}, not numbers")
+        with open(path, "rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"it holds {array.dtype}, not numbers")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
     except (ValueError, OSError, EOFError) as error:

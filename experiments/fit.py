@@ -45,11 +45,11 @@ class Config(RunConfig):
     y: Path
     """Cells to map to."""
     channels: tuple[str, ...] = ()
-    """Channels of X by detector or marker name (default: all but scatter and time)."""
+    """Channels of X, by detector or marker name; all but scatter and time if none are named."""
     y_channels: tuple[str, ...] = ()
-    """Channels of Y (default: those of X)."""
+    """Channels of Y; those of X if none are named."""
     eps: float | None = None
-    """Temperature, in squared standard deviations of a channel (default: 0.1, or from --noise)."""
+    """Temperature, in squared standard deviations of a channel; 0.1 if neither this nor --noise is given."""
     noise: float | None = None
     """Standard deviation of the noise, in standard deviations of a channel; sets eps = 2 noise²."""
     starts: int = 4

@@ -104,7 +104,9 @@ def draw_fit(figure: Figure, weights: pd.DataFrame, cells: pd.DataFrame) -> None
     clouds = {name: cells[cells["cloud"] == name] for name in (MEASURED, MAPPED)}
     shown, pairs = channels[:MAX_MARGINALS], _pairs(channels)
     grid = figure.subplots(-(-(1 + len(shown) + len(pairs)) // 3), 3).flat
-    figure.suptitle("y (grey), and x W (blue), which lacks the noise; scaled units", x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(
+        "y (grey), and x W (blue), which lacks the noise; scaled units", x=0.01, ha="left", fontweight="bold"
+    )
     _draw_weights(next(grid), weights[weights["channel"] != OFFSET], channels)
     for channel in shown:
         _draw_marginal(next(grid), clouds, channel)

@@ -184,7 +184,9 @@ class PythonOT:
         )[1]  # fmt: skip
 
     def _solved(self, found: dict[str, Any]) -> Arrays:
-        g, f = (self.clouds.temperature * (_array(found[name]) + math.log(self.clouds.n)) for name in ("log_u", "log_v"))
+        g, f = (
+            self.clouds.temperature * (_array(found[name]) + math.log(self.clouds.n)) for name in ("log_u", "log_v")
+        )
         return {"potential": f, "value": np.array(f.mean() + g.mean())}
 
 

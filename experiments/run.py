@@ -41,9 +41,9 @@ class RunConfig:
     _not_settings: ClassVar[frozenset[str]] = frozenset({"out", "redraw", "preset"})
 
     out: Path | None = None
-    """Folder for the results (default: runs/NAME)."""
+    """Folder for the results; a folder under runs/ if none is given."""
     redraw: bool = False
-    """Draw the figure again from table.csv alone; compute nothing."""
+    """Draw the figure again from the saved tables alone; compute nothing."""
 
     def folder(self) -> Path:
         """The folder that this configuration writes to."""

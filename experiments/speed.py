@@ -8,9 +8,7 @@ crashes, hangs or disagrees has a row that says so.
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,19 +20,22 @@ from typing import Any, ClassVar, Literal
 import torch
 
 import ot_newton
-from ot_newton.experiments.errors import InputError, checking_input
+from ot_newton.experiments.errors import checking_input
 from ot_newton.experiments.figures import render
 from ot_newton.experiments.files import load_table, write
 from ot_newton.experiments.peers import LIBRARIES, installed
 from ot_newton.experiments.report import Column, format_table
 from ot_newton.experiments.run import Case, Context, Outcome, Results, Row, RunConfig, run_cases, tabulate
 from ot_newton.experiments.speed_figure import NUMERIC, TEXT, draw_speed, figure_size
+from ot_newton.experiments.speed_process import measure, reason, start
 from ot_newton.experiments.speed_worker import OWN
 
-PACKAGE_ROOT = Path(ot_newton.__file__).parent.parent
-FIRST = (5000, 5)
-ACCURACY_N = 4096
-VARIANTS = {"": {}, "moved by 1000": {"shift": 1000.0}, "×2^14": {"scale": 2.0**14}, "×2^-14": {"scale": 2.0**-14}}
+VARIANTS: dict[str, Row] = {
+    "plain": {},
+    "moved by 1000": {"shift": 1000.0},
+    "×2^14": {"scale": 2.0**14},
+    "×2^-14": {"scale": 2.0**-14},
+}
 COMPILERS = 14
 LibraryName = Literal[
     "ot-newton", "flash-sinkhorn", "flash-sinkhorn TF32", "GeomLoss", "GeomLoss online", "OTT-JAX", "OTT-JAX dense",
@@ -57,6 +58,10 @@ class Config(RunConfig):
     """Problems too large for the referee to repeat; this library alone, in one or two iterations."""
     accuracy: tuple[int, ...] = ()
     """Dimensions at which this library's errors are looked at more closely."""
+    accuracy_n: int = 4096
+    """Points on each side there."""
+    first_n: int = 5000
+    """Points on each side for the first product of a fresh process, in 5 dimensions."""
     libraries: tuple[LibraryName, ...] = (OWN, *LIBRARIES)  # type: ignore[assignment]
     """Who takes part."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -82,8 +87,8 @@ class Config(RunConfig):
                 raise ValueError(f"expected sizes like 5000x64, got {size!r}")
         if not (self.eps > 0 and self.seconds >= 0 and self.timeout > 0):
             raise ValueError("expected eps > 0, seconds ≥ 0 and timeout > 0")
-        if min(self.iterations, self.cg_iterations, *self.accuracy, 1) < 1:
-            raise ValueError("expected iterations, cg_iterations and dimensions ≥ 1")
+        if min(self.iterations, self.cg_iterations, self.accuracy_n, self.first_n, *self.accuracy) < 1:
+            raise ValueError("expected iterations, cg_iterations, dimensions and numbers of points ≥ 1")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("expected device cpu: there is no CUDA device here")
 
@@ -94,7 +99,7 @@ class Config(RunConfig):
 
 
 PRESETS = {
-    "quick": Config(preset="quick", sizes=("300x5",), accuracy=(17,), seconds=0.2, timeout=120.0),
+    "quick": Config(preset="quick", sizes=("300x5",), accuracy=(17,), accuracy_n=256, first_n=300, seconds=0.2, timeout=120.0),
     "cpu": Config(),
     "h200": Config(
         preset="h200", sizes=("40000x5", "10000x64", "50000x64"), large=("1000000x5",), accuracy=(5, 64, 128, 256, 512),
@@ -186,140 +191,110 @@ def _cases(config: Config) -> dict[str, Case]:
 
 
 def _compete(config: Config, library: str, size: str, groups: tuple[str, ...], context: Context) -> Outcome:
-    n, d = map(int, size.split("x"))
-    return Outcome(*_rows(config, library, _clouds(config, n, d), groups, saved=_reference(config, size)))
+    clouds = _clouds(config, size)
+    saved = (config.folder() / "references" / f"{size}.npz").absolute()
+    if not saved.is_file():
+        _, failure = _measure(config, {"mode": "prepare", "clouds": clouds, "saved": str(saved)})
+        if failure is not None:
+            return _outcome(config, library, clouds, groups, ([], failure | {"task": "referee"}))
+    return _outcome(config, library, clouds, groups, _ask(config, library, clouds, groups, saved=str(saved)))
 
 
 def _compete_large(config: Config, size: str, context: Context) -> Outcome:
-    n, d = map(int, size.split("x"))
-    clouds = _clouds(config, n, d) | {"iterations": 1}
-    return Outcome(*_rows(config, OWN, clouds, ("kernels", "solve", "hvp")))
+    clouds, groups = _clouds(config, size) | {"iterations": 1}, ("kernels", "solve", "hvp")
+    return _outcome(config, OWN, clouds, groups, _ask(config, OWN, clouds, groups, seconds=0.0))
 
 
 def _accuracy(config: Config, d: int, context: Context) -> Outcome:
     """Errors at a moderate n: at eps and a tenth of it, and with the points moved or scaled."""
-    n, steps, summary = min(ACCURACY_N, 64 * d), [], {}
-    settings = [(variant, config.eps) for variant in VARIANTS] + [("", config.eps / 10)]
+    steps: list[Row] = []
+    settings = [(variant, config.eps) for variant in VARIANTS] + [("plain", config.eps / 10)]
     for done, (variant, eps) in enumerate(settings):
-        clouds = _clouds(config, n, d) | {"eps": eps} | VARIANTS[variant]
-        summary, rows = _rows(config, OWN, clouds, ("solve", "hvp"), small=True, seconds=0.0)
-        steps += [row | {"variant": variant or "plain"} for row in rows]
+        clouds = _clouds(config, f"{config.accuracy_n}x{d}") | {"eps": eps} | VARIANTS[variant]
+        found = _ask(config, OWN, clouds, ("accuracy",), small=True, seconds=0.0)
+        steps += _outcome(config, OWN, clouds, ("accuracy",), found, variant).steps
         context.progress((done + 1) / len(settings))
-    return Outcome(summary, steps)
+    worst = next((row["status"] for row in steps if row["status"] != "ok"), "ok")
+    return Outcome({"library": OWN, "d": d, "groups": "accuracy", "status": worst}, steps)
 
 
-def _clouds(config: Config, n: int, d: int) -> Row:
+def _clouds(config: Config, size: str) -> Row:
+    n, d = map(int, size.split("x"))
     return {
         "n": n, "d": d, "eps": config.eps, "iterations": config.iterations, "cg_iterations": config.cg_iterations,
         "seed": config.seed,
     }  # fmt: skip
 
 
-def _rows(
-    config: Config, library: str, clouds: Row, groups: tuple[str, ...], *, saved: Path | None = None,
-    small: bool = False, seconds: float | None = None,
-) -> tuple[Row, list[Row]]:  # fmt: skip
-    """A summary and a row for each task, from a process of its own."""
-    version = ot_newton.__version__ if library == OWN else installed(library)
-    labels: Row = {"library": library, "version": version, **{key: clouds[key] for key in ("n", "d", "eps")}}
-    if version is None:
-        rows, failure = [], {"task": "all", "status": "not installed", "detail": ""}
-    else:
-        request = {
-            "mode": "tasks", "library": library, "clouds": clouds, "groups": groups, "small": small,
-            "saved": None if saved is None else str(saved), "seconds": config.seconds if seconds is None else seconds,
-        }  # fmt: skip
-        rows, failure = _process(config, request)
-    if failure is not None:
-        rows = [*rows, failure]
+def _measure(config: Config, request: Row) -> tuple[list[Row], Row | None]:
+    return measure({**request, "device": config.where}, config.timeout)
+
+
+def _ask(
+    config: Config, library: str, clouds: Row, groups: tuple[str, ...], **more: Any
+) -> tuple[list[Row], Row | None]:
+    """The rows of one library on one problem, and why there are no more."""
+    if library != OWN and installed(library) is None:
+        return [], {"task": "all", "status": "not installed", "detail": ""}
+    request = {"mode": "tasks", "library": library, "clouds": clouds, "groups": groups, "saved": None, "small": False}
+    return _measure(config, request | {"seconds": config.seconds} | more)
+
+
+def _outcome(
+    config: Config, library: str, clouds: Row, groups: tuple[str, ...], found: tuple[list[Row], Row | None],
+    variant: str = "plain",
+) -> Outcome:  # fmt: skip
+    rows = [*found[0], *filter(None, [found[1]])]
+    labels = _labels(library) | {key: clouds[key] for key in ("n", "d", "eps")}
     worst = next((row["status"] for row in rows if row["status"] != "ok"), "ok")
-    return {**labels, "groups": " ".join(groups), "status": worst}, [{**labels, "variant": "", **row} for row in rows]
+    steps = [{**labels, "variant": variant, **row} for row in rows]
+    return Outcome({**labels, "groups": " ".join(groups), "status": worst}, steps)
+
+
+def _labels(library: str) -> Row:
+    return {"library": library, "version": ot_newton.__version__ if library == OWN else installed(library)}
 
 
 def _limits(config: Config, context: Context) -> Outcome:
-    rows, failure = _process(config, {"mode": "limits", "clouds": _clouds(config, 1, 1)})
-    labels = {"library": "limit", "version": None, "variant": ""}
-    steps = [{**labels, "status": "limit", "detail": "", **row} for row in rows]
-    return Outcome({**labels, "status": "ok" if failure is None else failure["detail"]},
-                   steps if failure is None else [*steps, {**labels, **failure}])  # fmt: skip
+    rows, failure = _measure(config, {"mode": "limits", "clouds": _clouds(config, "1x1")})
+    steps = [{"library": "the chip", "variant": "plain", "status": "limit", "detail": "", **row} for row in rows]
+    if failure is not None:
+        steps.append({"library": "the chip", "variant": "plain", **failure})
+    return Outcome({"library": "the chip", "groups": "limits", "status": steps[-1]["status"]}, steps)
 
 
 def _first(config: Config, context: Context) -> Outcome:
     """A product in a fresh process: with nothing compiled, and again from the cache on disk."""
-    n, d = FIRST if config.preset != "quick" else (300, 5)
-    labels: Row = {"library": OWN, "version": ot_newton.__version__, "n": n, "d": d, "eps": config.eps, "variant": ""}
-    command = [sys.executable, "-m", "ot_newton.experiments.speed_first", str(n), str(d), str(config.eps), config.where]
-    steps = []
+    labels = _labels(OWN) | {"n": config.first_n, "d": 5, "eps": config.eps, "variant": "plain"}
+    arguments = [str(labels["n"]), str(labels["d"]), str(config.eps), config.where]
+    steps: list[Row] = []
     with tempfile.TemporaryDirectory() as cache:
         for task in ("first product, nothing compiled", "first product, from the cache"):
             try:
-                done = subprocess.run(command, env=_environment() | {"TRITON_CACHE_DIR": cache}, check=True,
-                                      capture_output=True, text=True, timeout=config.timeout)  # fmt: skip
-                found = json.loads(done.stdout)
-                row = {"status": "ok" if found["finite"] else "failed", "ms": 1e3 * found["first_s"], "repeats": 1,
-                       "detail": f"torch and the device took {found['framework_s']:.1f} s before"}  # fmt: skip
+                output = start("speed_first", *arguments, timeout=config.timeout, variables={"TRITON_CACHE_DIR": cache})
+                found = json.loads(output)
+                row = {
+                    "status": "ok" if found["finite"] else "failed", "ms": 1e3 * found["first_s"], "repeats": 1,
+                    "detail": f"after {found['framework_s']:.1f} s for torch and the device",
+                }  # fmt: skip
             except (subprocess.SubprocessError, ValueError) as error:
-                row = {"status": "failed", "detail": _reason(error)}
-            steps.append({**labels, "task": task, "columns": d + 1, "passes": None, **row})
-    return Outcome({**labels, "status": steps[-1]["status"]}, steps)
+                row = {"status": "failed", "detail": reason(error)}
+            steps.append({**labels, "task": task, "columns": 6, **row})
+    return Outcome({**labels, "groups": "first", "status": steps[-1]["status"]}, steps)
 
 
 def _compile(config: Config, context: Context) -> Outcome:
     """Fill the cache of compiled candidates, each process a share, for every dimension that is timed."""
     shares = min(os.cpu_count() or 1, COMPILERS)
-    dimensions = sorted({int(size.split("x")[1]) for size in config.sizes})
+    dimensions = sorted({size.split("x")[1] for size in config.sizes})
     requests = [
-        {"mode": "compile", "clouds": _clouds(config, 320, d), "share": share, "shares": shares}
+        {"mode": "compile", "clouds": _clouds(config, f"320x{d}"), "share": share, "shares": shares}
         for share in range(shares)
         for d in dimensions
     ]
     with ThreadPoolExecutor(shares) as pool:
-        failures = [failure for _, failure in pool.map(partial(_process, config), requests) if failure is not None]
-    return Outcome({"library": "flash-sinkhorn", "groups": "compile", "status": "ok" if not failures else
-                    failures[0]["detail"]}, [])  # fmt: skip
-
-
-def _reference(config: Config, size: str) -> Path:
-    """The referee's file for a size, made where it is missing."""
-    path = (config.folder() / "references" / f"{size}.npz").absolute()
-    if not path.is_file():
-        n, d = map(int, size.split("x"))
-        _, failure = _process(config, {"mode": "prepare", "clouds": _clouds(config, n, d), "saved": str(path)})
-        if failure is not None:
-            raise InputError(f"the referee of {size} {failure['status']}: {failure['detail']}; choose a smaller size")
-    return path
-
-
-def _process(config: Config, request: Row) -> tuple[list[Row], Row | None]:
-    """The rows of a measuring process, and one more where it did not end well."""
-    command, failure = [sys.executable, "-m", "ot_newton.experiments.speed_worker"], None
-    content = json.dumps({**request, "device": config.where}).encode()
-    try:
-        output = subprocess.run(
-            command, input=content, env=_environment(), capture_output=True, check=True, timeout=config.timeout
-        ).stdout
-    except subprocess.SubprocessError as error:
-        output = getattr(error, "stdout", None) or b""
-        status = "timed out" if isinstance(error, subprocess.TimeoutExpired) else "crashed"
-        failure = {"task": "next", "status": status, "detail": _reason(error)}
-    return [json.loads(line) for line in output.decode().splitlines() if line.endswith("}")], failure
-
-
-def _environment() -> dict[str, str]:
-    path = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-def _reason(error: Exception) -> str:
-    """Why a process failed: the last line that it wrote, or what ended it."""
-    if isinstance(error, subprocess.CalledProcessError):
-        if error.returncode < 0:
-            return f"ended by signal {-error.returncode}"
-        text = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
-        return (text.strip().splitlines() or [f"exit code {error.returncode}"])[-1][:300]
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"no answer within {error.timeout:g} s"
-    return str(error)[:300]
+        failures = [failure["detail"] for _, failure in pool.map(partial(_measure, config), requests) if failure]
+    return Outcome({"library": "flash-sinkhorn", "groups": "compile", "status": (failures or ["ok"])[0]}, [])
 
 
 def _slug(name: str) -> str:

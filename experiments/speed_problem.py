@@ -138,8 +138,9 @@ class Referee:
             return 2 / self.clouds.n * self.clouds.direction(constant=True)[self.clouds.rows].astype(float)
         if kind == "value":
             return np.array(self._value(iterate)) if self.saved else None
-        f, g = self._evaluated(iterate) if self.saved else (self.tensor(answer["f"])[self.rows],
-                                                            self.tensor(answer["g"]))
+        f, g = (
+            self._evaluated(iterate) if self.saved else (self.tensor(answer["f"])[self.rows], self.tensor(answer["g"]))
+        )
         P, x = self.plan(f, g, self.x[self.rows]), self.x[self.rows]
         if kind == "gradient":
             return (2 * (P.sum(1, keepdim=True) * x - P @ self.y)).cpu().numpy()

@@ -27,6 +27,7 @@ from ot_newton.experiments.speed_problem import Clouds, Referee, Task, errors
 OWN = "ot-newton"
 AGREEMENT = {"value": 1e-3}  # of a relative error, or of a potential in units of eps; elsewhere 1e-2
 REPEATS = (3, 40)
+SLOW = 5.0  # seconds from which one repetition must do
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
 
@@ -90,14 +91,14 @@ def _measure(task: Task, meter: "Meter", budget: float, referee: Referee, iterat
     passes = task.count() - before if task.count else task.passes
     judged = errors(task.answer(found), referee, iterate)
     del found
-    repeats = int(min(max(budget / max(first, 1e-6), REPEATS[0]), REPEATS[1]))
+    repeats = 1 if first > SLOW else int(min(max(budget / max(first, 1e-6), REPEATS[0]), REPEATS[1]))
     times = [meter.time(task.run)[0] for _ in range(repeats)]
-    low, _, high = quantiles(times, n=4, method="inclusive")
+    low, _, high = quantiles(times, n=4, method="inclusive") if repeats > 1 else (None, None, None)
     main = max((kind for kind in judged if kind != "value"), key=lambda kind: judged[kind], default=None)
     too_far = {kind: error for kind, error in judged.items() if error > AGREEMENT.get(kind, 1e-2)}
     return {
         "status": "disagrees" if too_far else "ok",
-        "ms": 1e3 * median(times), "low_ms": 1e3 * low, "high_ms": 1e3 * high, "repeats": repeats,
+        "ms": 1e3 * median(times), "low_ms": low and 1e3 * low, "high_ms": high and 1e3 * high, "repeats": repeats,
         "first_ms": 1e3 * first, "passes": passes, "memory_mb": memory,
         "error": None if main is None else judged[main], "value_error": judged.get("value"),
         "detail": "; ".join(filter(None, [task.detail, *(f"{kind} off by {e:.1e}" for kind, e in too_far.items())])),

@@ -47,7 +47,7 @@ class Adam:
     lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    rtol: float | None = 1e-2
+    rtol: float | None = 5e-2
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):

@@ -21,6 +21,7 @@ from ot_newton.newton_cg import NewtonCG
 from ot_newton.problem import Problem
 from ot_newton.status import Status
 
+ROUGH = 0.1  # relative accuracy of the Hessian of a first look
 RECENT = 20  # steps of the first method whose median sizes the second method's first step
 
 
@@ -149,6 +150,11 @@ class SaddleSwitch:
         return found.point, _outer(state, inner)
 
     def _look(self, problem: Problem, w: torch.Tensor) -> Curvature:
+        """λ_min, by a rough Hessian where that settles the sign: it may come free with the gradient."""
+        H = problem.hessian(w, ROUGH)
+        seen = smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
+        if seen.verdict is Verdict.NEGATIVE or problem.hessian_error <= self.enter / 3:
+            return seen
         H = problem.hessian(w, self.enter / 3)
         return smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
 

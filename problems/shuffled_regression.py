@@ -88,7 +88,7 @@ class ShuffledRegression(Problem):
         self.plan: Plan | None = None
         self._plan_w: Tensor | None = None
         self._shot: _At[OneShot] | None = None
-        self._hessian: _At[LinearModelHessian] | None = None
+        self._hessian: _At[tuple[LinearModelHessian, float]] | None = None  # with the marginal error of its plan
         self._last: _Potentials | None = None
 
     @property
@@ -162,17 +162,19 @@ class ShuffledRegression(Problem):
         if shot is not None and shot.hessian_error <= rtol:
             self.hessian_error = shot.hessian_error
             return MatrixOperator(shot.matrix, symmetric=True)
-        plan = self.solve_plan(w, max(self._tightest, 0.1 * rtol))
-        known = _here(self._hessian, w)
-        if known is None or known.error > rtol:
+        tol = max(self._tightest, 0.1 * rtol)
+        plan = self.solve_plan(w, tol)
+        known, marginal_error = _here(self._hessian, w) or (None, plan.error)
+        if known is None or known.error > rtol or marginal_error > max(tol, plan.error):
             # The matrix is off by the square of the residual of its block solve, and by the marginal error of the plan.
             residual = max(0.3 * rtol**0.5, 10 * torch.finfo(self.dtype).eps)
             known = linear_model_hessian(plan, self.design, rtol=residual, modes=plan.modes)
+            marginal_error = plan.error
             self.n_passes += known.n_passes
-            self._hessian = _At(w.clone(), known)
+            self._hessian = _At(w.clone(), (known, marginal_error))
             self._last = _Potentials(w.clone(), plan.phi, plan.psi, known.modes, known.dphi, known.dpsi)
             self.plan = plan.with_modes(known.modes)
-        self.hessian_error = known.error + 10 * plan.error
+        self.hessian_error = known.error + 10 * marginal_error
         return MatrixOperator(known.matrix, symmetric=True)
 
     @property

@@ -1,7 +1,7 @@
 """Dense float64 referees: entropic transport with the plan formed, every derivative from the plain formulas.
 
-Nothing of the library is used here. Derivatives of the cost matrix come from `torch.func`, the potentials' response from
-a pseudoinverse of the full system, and `unrolled` differentiates through the Sinkhorn iterations themselves.
+Nothing of the library is used here. Derivatives of the cost matrix come from `torch.func`, the response of the
+potentials from a pseudoinverse of the full system, and `unrolled` differentiates through the Sinkhorn iterations.
 """
 
 import math
@@ -68,7 +68,7 @@ def plan_matrix(C: Tensor, a: Tensor, b: Tensor, f: Tensor, g: Tensor, eps: floa
 
 
 class Referee:
-    """One transport problem with everything dense. Given potentials, it is the problem with the marginals they induce."""
+    """One transport problem with everything dense; `at` given potentials, the one with the marginals they induce."""
 
     def __init__(
         self, x, y, eps, *, a=None, b=None, cost="sqeuclidean", scale=1.0, at: tuple[Tensor, Tensor] | None = None

@@ -13,7 +13,7 @@ FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 def imported(path: Path) -> list[str]:
     """Full names of all modules and members that a file imports."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], "expected no relative import"
+    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], path
     plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return plain + [f"{n.module}.{alias.name}" for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names]
 

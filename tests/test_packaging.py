@@ -33,9 +33,7 @@ def test_every_folder_with_modules_is_a_package_of_the_distribution():
     holding_modules = {path.parent for room in rooms for path in room.rglob("*.py")}
     assert holding_modules <= set(mapped.values())
     assert all(folder.is_dir() for folder in mapped.values())
-    assert not (
-        ROOT / "kernels/__init__.py"
-    ).exists()  # would shadow another package of that name
+    assert not (ROOT / "kernels/__init__.py").exists()  # would shadow another package of that name
 
 
 def test_every_data_file_is_shipped():

@@ -87,7 +87,9 @@ def test_block_edges(shape, dtype, tiny_blocks):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("offset", [0.0, 3.0, -3.0, 80.0, -80.0, 900.0, -900.0, 1e5, -1e5, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "offset", [0.0, 3.0, -3.0, 80.0, -80.0, 900.0, -900.0, 1e5, -1e5, math.inf, -math.inf, math.nan]
+)
 def test_an_anchor_is_only_a_hint(backend, dtype, offset, tiny_blocks):
     case = Inputs(20, 30, 3, dtype)
     anchor = case.want["lse"].to(dtype, copy=True)
@@ -176,6 +178,6 @@ def test_resolve():
         dispatch.resolve("keops", cpu, torch.float32)
     with pytest.raises(RuntimeError, match=r"expected float32 .*on a CUDA device.*got torch.float32 on cpu"):
         dispatch.resolve("triton", cpu, torch.float32)
+    case = Inputs(3, 4, 2, torch.float32)
     with pytest.raises(RuntimeError, match=r"backend 'triton'"):
-        case = Inputs(3, 4, 2, torch.float32)
         dispatch.lse(case.q, case.k, case.v, backend="triton")

@@ -75,9 +75,7 @@ def test_third_derivatives_are_not_pretended():
         torch.autograd.grad(h.sum(), x)
 
 
-@pytest.mark.parametrize(
-    ("scale", "want"), [(1.0, [0, -0.65464521, 0.02505527]), (0.5, [0, -0.37751959, 0.45629662])]
-)
+@pytest.mark.parametrize(("scale", "want"), [(1.0, [0, -0.65464521, 0.02505527]), (0.5, [0, -0.37751959, 0.45629662])])
 def test_the_gradient_in_the_weights_is_a_potential(scale, want):
     x, y = torch.tensor([[0.0], [1], [3]]).double(), torch.tensor([[0.5], [2]]).double()
     a, b = torch.tensor([0.5, 0.25, 0.25]).double().requires_grad_(), torch.tensor([0.6, 0.4], dtype=torch.float64)

@@ -68,13 +68,21 @@ def test_double_backward_through_recorded_sweeps():
             1.0,
             1.02483342,
             [-0.57265656, -0.12915734, 0.50181390],
-            [[0.84807806, 0.15046962, 0.00145232], [0.15046962, 0.34559217, 0.00393820], [0.00145232, 0.0039382, 0.49460948]],
+            [
+                [0.84807806, 0.15046962, 0.00145232],
+                [0.15046962, 0.34559217, 0.00393820],
+                [0.00145232, 0.0039382, 0.49460948],
+            ],
         ),
         (
             0.5,
             0.67216691,
             [-0.34880162, -0.02678229, 0.27558391],
-            [[0.42652291, 0.05813742, 0.01533967], [0.05813742, 0.17570716, 0.01615542], [0.01533967, 0.01615542, 0.21850491]],
+            [
+                [0.42652291, 0.05813742, 0.01533967],
+                [0.05813742, 0.17570716, 0.01615542],
+                [0.01533967, 0.01615542, 0.21850491],
+            ],
         ),
     ],
 )
@@ -212,8 +220,8 @@ def test_both_clouds_move(shape):
     plan, dense = make(n, m, 3, scale=0.5)
     A, B = pts(n, 3, 5), pts(m, 3, 6)
     for first, second in ((A, B), (A, None), (None, B)):
-        z = torch.cat([(0 * A if first is None else first).reshape(-1), (0 * B if second is None else second).reshape(-1)])
-        want = dense.hessian @ z
+        moves = 0 * A if first is None else first, 0 * B if second is None else second
+        want = dense.hessian @ torch.cat([move.reshape(-1) for move in moves])
         hx, hy = joint_product(plan, first, second)
         assert relative(hx.reshape(-1), want[: 3 * n]) < 1e-7
         assert relative(hy.reshape(-1), want[3 * n :]) < 1e-7

@@ -55,7 +55,7 @@ def test_random_spectra(seed):
     got = w.double()
     if which in ("LM", "SM"):  # of two values equal in magnitude either will do
         best, got = best.abs().sort().values, got.abs().sort().values
-    rounding = (32 * torch.finfo(torch.float64).eps + 4 * eps) * anorm  # of the referee, and of w itself
+    rounding = (32 * torch.finfo(torch.float64).eps + 8 * eps) * anorm  # of the referee; the level at which pairs stop
     assert float((got - best).abs().max()) <= float(found.residuals.max()) + rounding, problem.name
 
 

@@ -86,4 +86,5 @@ def test_zero_weights():
     zero = torch.zeros(3).double()
     # Centroids agree, since weight 0 does not count.
     assert relative(pairs.row(zero), without.row(zero[1:])) < 1e-14
-    assert relative(pairs.apply(zero[:1].expand(4), zero, y), without.apply(zero[:1].expand(4), zero[1:], y[1:])) < 1e-14
+    phi = torch.zeros(4).double()
+    assert relative(pairs.apply(phi, zero, y), without.apply(phi, zero[1:], y[1:])) < 1e-14

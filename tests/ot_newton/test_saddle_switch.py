@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from ot_newton.adam import Adam
 from ot_newton.minimize import minimize
 from ot_newton.newton_cg import NewtonCG
 from ot_newton.problems import toys
-from ot_newton.saddle_switch import SaddleSwitch
+from ot_newton.saddle_switch import ROUGH, SaddleSwitch
 from ot_newton.status import Status
 
 SLOW = Adam(lr=0.02)
@@ -39,7 +40,7 @@ def test_looks_are_as_rare_as_asked():
         looks = 0
 
         def hessian(self, w, rtol=None):
-            self.looks += rtol == 1e-3 / 3
+            self.looks += rtol == ROUGH
             return super().hessian(w, rtol)
 
     for every in (1, 7):
@@ -51,6 +52,23 @@ def test_looks_are_as_rare_as_asked():
         assert problem.looks == 21 // every
         known = result.history.lambda_min.notna()
         assert list(result.history.step[known]) == list(range(0, 21, every))
+
+
+def test_a_rough_look_is_repeated_only_where_it_decides_nothing():
+    class Inexact(toys.StrictSaddle):
+        asked: ClassVar[list] = []
+
+        def hessian(self, w, rtol=None):
+            self.asked.append(rtol)
+            self.hessian_error = rtol
+            return super().hessian(w, rtol)
+
+    switch = SaddleSwitch()
+    for x, times in (([0.0, 0.0], 1), ([0.0, 0.41], 2)):  # curvatures (2, -2) and (2, 0.02)
+        Inexact.asked.clear()
+        seen = switch._look(Inexact(x), torch.tensor(x, dtype=torch.float64))
+        assert Inexact.asked == [ROUGH, switch.enter / 3][:times]
+        assert (seen.lambda_min < 0) is (times == 1)
 
 
 def test_a_saddle_where_adam_rests_is_left_along_the_eigenvector():

@@ -45,7 +45,7 @@ def test_bad_points(call, x, error, message):
         (wts(5) * 0, ValueError, r"a and b: expected total mass 1 each, got 0 and 1"),
         (torch.tensor([0.5, 0.7, -0.2, 0, 0]), ValueError, r"a: expected finite weights ≥ 0, got a minimum of -0.2"),
         (wts(5) * math.nan, ValueError, r"a: expected finite weights ≥ 0, got a minimum of nan"),
-        (torch.tensor([1, 2, 3, 4, 5]), TypeError, r"a: expected floating-point weights.*got torch.int64; divide counts"),
+        (torch.tensor([1, 2, 3, 4, 5]), TypeError, r"a: expected floating-point weights.*got torch.int64; divide"),
     ],
 )
 def test_bad_weights(a, error, message):
