@@ -36,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 output failed, 2 wrong input, 130 interrupted.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Greek letters must not end a run
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())

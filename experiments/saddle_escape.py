@@ -50,8 +50,10 @@ class Config(RegressionConfig):
     """What runs from every start."""
     monge: bool = True
     """Also run Newton from the Gaussian Monge map."""
-    steps: int = 120
-    """Limit of steps of a run."""
+    steps: int = 200
+    """Limit of steps of a run that switches to Newton."""
+    adam_steps: int = 80
+    """Steps of a run of Adam only."""
     lr: float = 0.1
     """Adam's learning rate."""
     grad_rtol: float = 0.05
@@ -65,16 +67,18 @@ class Config(RegressionConfig):
         super().__post_init__()
         if not self.eps or min(self.eps) <= 0:
             raise ValueError(f"expected eps > 0, got {self.eps}")
-        if min(self.starts, self.steps, self.look_every) < 1:
-            raise ValueError("expected starts, steps and look_every ≥ 1")
+        if min(self.starts, self.steps, self.adam_steps, self.look_every) < 1:
+            raise ValueError("expected starts, steps, adam_steps and look_every ≥ 1")
         if not self.methods and not self.monge:
             raise ValueError("expected at least one method, or monge")
 
 
 PRESETS = {
-    "quick": Config(preset="quick", n=300, starts=2, steps=80),
+    "quick": Config(preset="quick", n=300, starts=1),
     "laptop": Config(),
-    "paper": Config(preset="paper", n=40_000, eps=(0.1, 0.25, 0.5), starts=24, steps=2000, dtype="float32"),
+    "paper": Config(
+        preset="paper", n=40_000, eps=(0.1, 0.25, 0.5), starts=24, steps=2000, adam_steps=2000, dtype="float32"
+    ),
 }
 
 _COLUMNS = (
@@ -146,14 +150,15 @@ def _run(config: Config, eps: float, start: int | None, method: str, context: Co
     law, number = ("monge", 0) if start is None else ("random", start)
     w = problem.start(torch.Generator().manual_seed(config.seed + number), law=law)
     start_lambda_min = smallest_eigenvalue(config.problem(eps).hessian(w, LOOK_RTOL)).lambda_min
-    watch = _Watch(problem, context, config.steps, config.look_every if method == "adam" else None)
+    limit = config.adam_steps if method == "adam" else config.steps
+    watch = _Watch(problem, context, limit, config.look_every if method == "adam" else None)
     adam = Adam(lr=config.lr, rtol=config.grad_rtol)
     result = minimize(
         problem,
         w,
         method=adam if method == "adam" else SaddleSwitch(escape=adam),
         callback=watch,
-        options={"maxiter": config.steps, "gtol": 0.0, "gtol_abs": config.gtol, "seed": config.seed},
+        options={"maxiter": limit, "gtol": 0.0, "gtol_abs": config.gtol, "seed": config.seed},
     )
     labels: Row = {"eps": eps, "n": config.n, "start": law if start is None else start, "method": method}
     steps = watch.rows(result)

@@ -61,7 +61,7 @@ class Config(RunConfig):
     accuracy_n: int = 4096
     """Points on each side there."""
     first_n: int = 5000
-    """Points on each side for the first product of a fresh process, in 5 dimensions."""
+    """Points on each side for the first product of a fresh process, in 5 dimensions; 0 for none."""
     libraries: tuple[LibraryName, ...] = (OWN, *LIBRARIES)  # type: ignore[assignment]
     """Who takes part."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -87,7 +87,7 @@ class Config(RunConfig):
                 raise ValueError(f"expected sizes like 5000x64, got {size!r}")
         if not (self.eps > 0 and self.seconds >= 0 and self.timeout > 0):
             raise ValueError("expected eps > 0, seconds ≥ 0 and timeout > 0")
-        if min(self.iterations, self.cg_iterations, self.accuracy_n, self.first_n, *self.accuracy) < 1:
+        if min(self.iterations, self.cg_iterations, self.accuracy_n, *self.accuracy) < 1 or self.first_n < 0:
             raise ValueError("expected iterations, cg_iterations, dimensions and numbers of points ≥ 1")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("expected device cpu: there is no CUDA device here")
@@ -99,7 +99,9 @@ class Config(RunConfig):
 
 
 PRESETS = {
-    "quick": Config(preset="quick", sizes=("300x5",), accuracy=(17,), accuracy_n=256, first_n=300, seconds=0.2, timeout=120.0),
+    "quick": Config(
+        preset="quick", sizes=("300x5",), accuracy=(17,), accuracy_n=256, first_n=300, seconds=0.2, timeout=120.0
+    ),
     "cpu": Config(),
     "h200": Config(
         preset="h200", sizes=("40000x5", "10000x64", "50000x64"), large=("1000000x5",), accuracy=(5, 64, 128, 256, 512),
@@ -111,6 +113,8 @@ _COLUMNS = (
     Column("library", "library"),
     Column("n", "n", "d"),
     Column("d", "d", "d"),
+    Column("eps", "eps", "g"),
+    Column("variant", "points"),
     Column("task", "task"),
     Column("ms", "ms", ".3f"),
     Column("ms_per_pass", "per pass", ".3f"),
@@ -127,9 +131,12 @@ def main(config: Config) -> int:
     folder = config.folder()
     if not config.redraw:
         results = run_cases(config, _cases(config), tables=partial(compare, device=config.where))
-        print(format_table(results.table, _COLUMNS))
-        for _, row in results.table[~results.table["status"].isin(["ok", "limit"])].iterrows():
+        print(format_table(results.table[results.table["status"] != "not installed"], _COLUMNS))
+        for _, row in results.table[~results.table["status"].isin(["ok", "limit", "not installed"])].iterrows():
             print(f"{row['status']}: {row['library']} {row['n']}×{row['d']} {row['task']}: {row['detail']}")
+        absent = results.table[results.table["status"] == "not installed"]["library"].unique()
+        if len(absent):
+            print(f"not installed: {', '.join(absent)}")
     table = load_table(folder / "table.csv", numeric=NUMERIC, text=TEXT)
     write(folder / "figure.png", render(partial(draw_speed, table=table), figure_size(table)))
     if config.copy_to is not None:
@@ -172,7 +179,8 @@ def _cases(config: Config) -> dict[str, Case]:
     if ours:
         for size in config.sizes:
             cases[f"{size}-{OWN}"] = partial(_compete, config, OWN, size, ("kernels", "solve", "hvp"))
-        cases["first"] = partial(_first, config)
+        if config.first_n:
+            cases["first"] = partial(_first, config)
     if cuda and rivals and installed(rivals[0]):
         cases["compile"] = partial(_compile, config)
     for size in config.sizes:
@@ -180,10 +188,10 @@ def _cases(config: Config) -> dict[str, Case]:
     if ours:
         for size in config.large:
             cases[f"{size}-{OWN}"] = partial(_compete_large, config, size)
-        for d in config.accuracy:
-            cases[f"accuracy-{d}"] = partial(_accuracy, config, d)
+        if config.accuracy:
+            cases["accuracy"] = partial(_accuracy, config)
     for size in config.sizes:
-        if "flash-sinkhorn" in rivals:
+        if cuda and "flash-sinkhorn" in rivals:
             cases[f"{size}-flash-sinkhorn-hvp"] = partial(_compete, config, "flash-sinkhorn", size, ("hvp",))
     for size in config.sizes:
         cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in others}
@@ -194,28 +202,32 @@ def _compete(config: Config, library: str, size: str, groups: tuple[str, ...], c
     clouds = _clouds(config, size)
     saved = (config.folder() / "references" / f"{size}.npz").absolute()
     if not saved.is_file():
-        _, failure = _measure(config, {"mode": "prepare", "clouds": clouds, "saved": str(saved)})
+        _, failure = _measure(config, {"mode": "prepare", "problems": [clouds], "saved": str(saved)})
         if failure is not None:
             return _outcome(config, library, clouds, groups, ([], failure | {"task": "referee"}))
-    return _outcome(config, library, clouds, groups, _ask(config, library, clouds, groups, saved=str(saved)))
+    return _outcome(config, library, clouds, groups, _ask(config, library, [clouds], groups, saved=str(saved)))
 
 
 def _compete_large(config: Config, size: str, context: Context) -> Outcome:
     clouds, groups = _clouds(config, size) | {"iterations": 1}, ("kernels", "solve", "hvp")
-    return _outcome(config, OWN, clouds, groups, _ask(config, OWN, clouds, groups, seconds=0.0))
+    return _outcome(config, OWN, clouds, groups, _ask(config, OWN, [clouds], groups, seconds=0.0))
 
 
-def _accuracy(config: Config, d: int, context: Context) -> Outcome:
+def _accuracy(config: Config, context: Context) -> Outcome:
     """Errors at a moderate n: at eps and a tenth of it, and with the points moved or scaled."""
+    settings = [
+        (variant, _clouds(config, f"{config.accuracy_n}x{d}") | {"eps": eps} | VARIANTS[variant])
+        for d in config.accuracy
+        for variant, eps in [*((variant, config.eps) for variant in VARIANTS), ("plain", config.eps / 10)]
+    ]
+    problems = [clouds for _, clouds in settings]
+    rows, failure = _ask(config, OWN, problems, ("accuracy",), small=True, seconds=0.0)
     steps: list[Row] = []
-    settings = [(variant, config.eps) for variant in VARIANTS] + [("plain", config.eps / 10)]
-    for done, (variant, eps) in enumerate(settings):
-        clouds = _clouds(config, f"{config.accuracy_n}x{d}") | {"eps": eps} | VARIANTS[variant]
-        found = _ask(config, OWN, clouds, ("accuracy",), small=True, seconds=0.0)
-        steps += _outcome(config, OWN, clouds, ("accuracy",), found, variant).steps
-        context.progress((done + 1) / len(settings))
+    for row in [*rows, *filter(None, [failure])]:
+        variant, clouds = settings[row.pop("problem", len(settings) - 1)]
+        steps += _outcome(config, OWN, clouds, ("accuracy",), ([row], None), variant).steps
     worst = next((row["status"] for row in steps if row["status"] != "ok"), "ok")
-    return Outcome({"library": OWN, "d": d, "groups": "accuracy", "status": worst}, steps)
+    return Outcome({"library": OWN, "n": config.accuracy_n, "groups": "accuracy", "status": worst}, steps)
 
 
 def _clouds(config: Config, size: str) -> Row:
@@ -231,13 +243,13 @@ def _measure(config: Config, request: Row) -> tuple[list[Row], Row | None]:
 
 
 def _ask(
-    config: Config, library: str, clouds: Row, groups: tuple[str, ...], **more: Any
+    config: Config, library: str, problems: list[Row], groups: tuple[str, ...], **more: Any
 ) -> tuple[list[Row], Row | None]:
-    """The rows of one library on one problem, and why there are no more."""
+    """The rows of one library on these problems, and why there are no more."""
     if library != OWN and installed(library) is None:
         return [], {"task": "all", "status": "not installed", "detail": ""}
-    request = {"mode": "tasks", "library": library, "clouds": clouds, "groups": groups, "saved": None, "small": False}
-    return _measure(config, request | {"seconds": config.seconds} | more)
+    request = {"mode": "tasks", "library": library, "groups": groups, "saved": None, "small": False}
+    return _measure(config, request | {"problems": problems, "seconds": config.seconds} | more)
 
 
 def _outcome(
@@ -245,6 +257,8 @@ def _outcome(
     variant: str = "plain",
 ) -> Outcome:  # fmt: skip
     rows = [*found[0], *filter(None, [found[1]])]
+    for row in rows:
+        row.pop("problem", None)
     labels = _labels(library) | {key: clouds[key] for key in ("n", "d", "eps")}
     worst = next((row["status"] for row in rows if row["status"] != "ok"), "ok")
     steps = [{**labels, "variant": variant, **row} for row in rows]
@@ -256,7 +270,7 @@ def _labels(library: str) -> Row:
 
 
 def _limits(config: Config, context: Context) -> Outcome:
-    rows, failure = _measure(config, {"mode": "limits", "clouds": _clouds(config, "1x1")})
+    rows, failure = _measure(config, {"mode": "limits", "problems": []})
     steps = [{"library": "the chip", "variant": "plain", "status": "limit", "detail": "", **row} for row in rows]
     if failure is not None:
         steps.append({"library": "the chip", "variant": "plain", **failure})
@@ -288,7 +302,7 @@ def _compile(config: Config, context: Context) -> Outcome:
     shares = min(os.cpu_count() or 1, COMPILERS)
     dimensions = sorted({size.split("x")[1] for size in config.sizes})
     requests = [
-        {"mode": "compile", "clouds": _clouds(config, f"320x{d}"), "share": share, "shares": shares}
+        {"mode": "compile", "problems": [_clouds(config, f"320x{d}")], "share": share, "shares": shares}
         for share in range(shares)
         for d in dimensions
     ]

@@ -39,6 +39,9 @@ def figure_size(table: pd.DataFrame) -> tuple[float, float]:
 def draw_speed(figure: Figure, table: pd.DataFrame) -> None:
     """Times in milliseconds; what disagrees with the referee is pale, what did not run is named."""
     problems = _problems(table)
+    if not problems:
+        figure.text(0.5, 0.5, "no solve was timed", ha="center")
+        return
     heights = [1.2 + max(len(_bars(group, panel)) for panel in _PANELS) for group in problems.values()]
     axes = figure.subplots(len(problems), len(_PANELS), squeeze=False, height_ratios=heights)
     for row, ((n, d), group) in zip(axes, problems.items(), strict=True):
@@ -52,7 +55,7 @@ def draw_speed(figure: Figure, table: pd.DataFrame) -> None:
 
 def _problems(table: pd.DataFrame) -> dict[tuple[float, float], pd.DataFrame]:
     """The problems on which there is a solve to compare, in the order of the table."""
-    plain = table[(table["variant"] == "plain") & ~table["run"].str.startswith("accuracy") & table["n"].notna()]
+    plain = table[(table["variant"] == "plain") & (table["run"] != "accuracy") & table["n"].notna()]
     solved = plain[plain["task"].isin(["forward"])]
     wanted = dict.fromkeys(zip(solved["n"], solved["d"], strict=True))
     return {(n, d): plain[(plain["n"] == n) & (plain["d"] == d)] for n, d in wanted}

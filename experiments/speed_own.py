@@ -43,13 +43,13 @@ class Own:
             )  # fmt: skip
 
     def tasks(self, groups: set[str]) -> Iterator[tuple[str, Task]]:
-        """The tasks of the wanted groups: "solve", "kernels", "hvp", and "accuracy" for derivatives at their defaults."""
+        """The tasks of the wanted groups: "solve", "kernels", "hvp"; "accuracy" is one of each, as by default."""
         if "kernels" in groups:
             yield "half-step", self._half_step()
         if groups & {"solve", "accuracy"}:
-            yield "forward", Task(self.solve, self._solved, count=None, passes=2 * self.clouds.iterations)
-            yield "gradient", Task(self._gradient, lambda found: {"gradient": _array(found[1]), **_potentials(found[0])},
-                                   passes=2 * self.clouds.iterations + 1, columns=self.clouds.d)  # fmt: skip
+            sweeps = 2 * self.clouds.iterations
+            yield "forward", Task(self.solve, self._solved, passes=sweeps)
+            yield "gradient", Task(self._gradient, self._differentiated, passes=sweeps + 1, columns=self.clouds.d)
         plan = self._plan()
         if "accuracy" in groups:
             yield "hvp", self._product(plan, "block", DEFAULT_RTOL[torch.float32], 200, "default tolerance")
@@ -60,6 +60,9 @@ class Own:
 
     def _solved(self, plan: Plan) -> Arrays:
         return {"potential": _array(plan.f), "value": _array(plan.value()), **_potentials(plan)}
+
+    def _differentiated(self, found: tuple[Plan, Tensor]) -> Arrays:
+        return {"gradient": _array(found[1]), **_potentials(found[0])}
 
     def _gradient(self) -> tuple[Plan, Tensor]:
         plan = self.solve()
@@ -119,8 +122,8 @@ class Own:
         rng = torch.Generator(device=self.device).manual_seed(self.clouds.seed)
         V = torch.randn(self.clouds.n, max(COLUMNS), generator=rng, device=self.device)
         for k in COLUMNS:
-            yield f"transport of {k}", _applied(lambda k=k: pairs.apply(phi, psi, V[:, :k].contiguous()), "transport",
-                                                plan, V[:, :k])  # fmt: skip
+            run = lambda k=k: pairs.apply(phi, psi, V[:, :k].contiguous())  # noqa: E731
+            yield f"transport of {k}", _applied(run, "transport", plan, V[:, :k])
         A, y = torch.as_tensor(self.clouds.direction(), device=self.device), pairs.target.points
         yield "Hadamard transport", _applied(lambda: pairs.hadamard(phi, psi, A, y, y), "hadamard", plan, y)
 

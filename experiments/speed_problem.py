@@ -104,7 +104,7 @@ class Referee:
         """`-eps log Σ_j b_j exp((g_j - C_ij)/eps)`, (len(x),)."""
         norm, blocks = (y * y).sum(1), []
         for block in x.split(max(1, CHUNK[x.device.type] // len(y))):
-            score = torch.addmm(g - norm, block, y.T, alpha=2.0).div_(eps)
+            score = torch.addmm(g - norm, block, y.T, alpha=2.0).mul_(1 / eps)
             blocks.append((block * block).sum(1) - eps * (torch.logsumexp(score, 1) + self.log_weight))
         return torch.cat(blocks)
 
@@ -116,7 +116,7 @@ class Referee:
         """The plan at potentials f of the points x (by default all) and g, (len(f), n)."""
         x = self.x if x is None else x
         P = torch.addmm(g - (self.y * self.y).sum(1), x, self.y.T, alpha=2.0)
-        return P.add_((f - (x * x).sum(1))[:, None]).div_(self.eps).add_(2 * self.log_weight).exp_()
+        return P.add_((f - (x * x).sum(1))[:, None]).mul_(1 / self.eps).add_(2 * self.log_weight).exp_()
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array as float64 on the referee's device."""
@@ -193,7 +193,7 @@ class Referee:
         last_f, last_g = sweep(f, g, self.eps)
         return {"averaged_before": g, "averaged_f": last_f, "averaged_g": last_g}
 
-    def product(self, f: Tensor, g: Tensor, A: Tensor, rtol: float = 1e-12, max_iter: int = 3000) -> Tensor:
+    def product(self, f: Tensor, g: Tensor, A: Tensor, rtol: float = 1e-11, max_iter: int = 1500) -> Tensor:
         """`(H A)` on the sampled rows, for the plan at (f, g) with the plan formed; memory O(n²)."""
         P, rate = self.plan(f, g), 2 / self.eps
         r, c, z = P.sum(1), P.sum(0), (self.x * A).sum(1)

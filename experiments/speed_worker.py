@@ -4,6 +4,7 @@ Each library gets a process of its own, because several of them take the GPU's m
 crashes or hangs then ends as a row that says so. Rows appear as soon as they are known.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -37,7 +38,7 @@ def main() -> int:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to standard error
     request = json.load(sys.stdin)
-    clouds, device = Clouds(**request["clouds"]), request["device"]
+    problems, device = [Clouds(**problem) for problem in request["problems"]], request["device"]
 
     def emit(row: Row) -> None:
         channel.write(json.dumps(row) + "\n")
@@ -45,13 +46,14 @@ def main() -> int:
 
     match request["mode"]:
         case "prepare":
-            _prepare(clouds, device, Path(request["saved"]))
+            _prepare(problems[0], device, Path(request["saved"]))
         case "tasks":
-            _compete(request, clouds, device, emit)
+            for number, clouds in enumerate(problems):
+                _compete(request, clouds, device, lambda row, number=number: emit({"problem": number, **row}))
         case "limits":
             _limits(emit)
         case "compile":
-            compile_share(clouds, request["share"], request["shares"])
+            compile_share(problems[0], request["share"], request["shares"])
         case mode:
             raise ValueError(f"mode: expected prepare, tasks, limits or compile, got {mode!r}")
     return 0
@@ -131,10 +133,8 @@ class Meter:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         elif not self.cuda:
-            try:
+            with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
-            except OSError:
-                pass
         self.base = self._now()
 
     def peak(self) -> float | None:

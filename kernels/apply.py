@@ -25,10 +25,8 @@ from ot_newton.kernels.tiles import exp2, part, row_sum, score
 
 MAX_COLUMNS = 64
 _LOG2E = tl.constexpr(tiling.LOG2E)
-_NOMINAL = tl.constexpr(
-    12.0
-)  # log2 of a row's sum under a good shift, for its entries to keep their digits as fp16 parts
-_LOWEST = tl.constexpr(2.0**6)  # least sum for which they do
+# log2 of a row's sum under a good shift, and the least sum for which the entries keep their digits as fp16 parts
+_NOMINAL, _LOWEST = tl.constexpr(12.0), tl.constexpr(2.0**6)
 
 
 def apply(

@@ -4,9 +4,10 @@ In units of log 2, with a shift a_i that need not be the maximum, only within 2^
 
     out_i = a_i + log2 Σ_j exp2(s_ij + v_j - a_i),
 
-so the loop over the columns keeps neither a running maximum nor a rescaled sum. The shift is the caller's anchor or the
-maximum over a first tile. The kernel that adds the ranges of a row sees when a sum overflowed or vanished under its
-shift and repeats those rows with their true maxima.
+so the loop over the columns keeps neither a running maximum nor a rescaled sum. The shift is the caller's anchor, or
+the maximum over a first tile (over the whole range for operands too wide to hold, whose scores spread further). The
+kernel that adds the ranges of a row sees when a sum overflowed or vanished under its shift and repeats those rows with
+their true maxima.
 
 Reference: Proposition 1 of "FlashSinkhorn", arXiv:2602.03067, for the half-step as biased attention scores.
 """
@@ -121,7 +122,7 @@ def _lse_kernel(
         shift = tl.load(anchor_ptr + rows, mask=real, other=0.0) * _LOG2E
     else:
         shift = highest(
-            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, 1,
+            high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length if STREAMED else 1,
             ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES,
         )  # fmt: skip
         if tl.min(shift, 0) == float("-inf"):
@@ -160,7 +161,8 @@ def _finish_kernel(
     out = tl.zeros((ROWS,), tl.float32)
     for _ in range(ranges):
         s = tl.load(sums, mask=real, other=1.0)
-        out += tl.where(s == 0.0, 0.0, s * tl.exp2(tl.load(shifts, mask=real, other=0.0) - top))
+        half = tl.exp2(0.5 * (tl.load(shifts, mask=real, other=0.0) - top))  # the whole may vanish where s is huge
+        out += tl.where(s == 0.0, 0.0, s * half * half)
         sums, shifts = sums + n, shifts + n
     if tl.min(((out > 1e-30) & (out < 1e37)).to(tl.int32), 0) == 0:
         q_ptr += row * D

@@ -107,7 +107,7 @@ class KrylovSpace:
         RE = torch.zeros(self.R.shape[0], m, dtype=torch.float64)
         RE[:, m - self.R.shape[1] :] = self.R
         _, sigma, Zh = torch.linalg.svd(torch.cat([T, RE]), full_matrices=False)
-        half = Zh.mT / sigma.clamp_min(torch.finfo(torch.float64).tiny + self.eps * self.anorm)
+        half = Zh.mT / sigma.clamp_min(self.eps * self.anorm or 1.0)
         mu, Y = torch.linalg.eigh(half.mT @ T @ half)
         S = half @ Y[:, mu.abs().argsort(descending=True)]
         return S / torch.linalg.vector_norm(S, dim=0)

@@ -177,10 +177,11 @@ def eigsh(
     """k eigenvalues and vectors of a symmetric operator or matrix A (n, n), 1 ≤ k ≤ n, by thick-restart block Lanczos.
 
     which: "LA" largest, "SA" smallest, "LM" largest in magnitude, "SM" smallest in magnitude, "BE" half from either end
-    (one more from the top if k is odd). v0: a first guess (n,) or (n, c); random vectors join it. ncv: vectors to keep,
-    k < ncv ≤ n. maxiter: most restarts, 500 by default. tol: relative tolerance on the residuals, 0 for rounding level.
-    block_size: columns a product; the default min(k, 8) lets a block operator work on many at once, and 1 needs the
-    fewest products. Multiple eigenvalues come with all their copies: see `ritz_search`.
+    (one more from the top if k is odd). v0: a first guess (n,) or (n, c), joined by random vectors. ncv: most vectors
+    of the space, k < ncv ≤ n; by default up to 300, fewer where n is large. maxiter: most restarts, 500 by default.
+    tol: relative tolerance on the residuals, 0 for rounding level. block_size: random columns a product; the default
+    min(k, 8) lets a block operator work on many at once, and 1 needs the fewest columns. Multiple eigenvalues come with
+    all their copies: see `ritz_search`.
 
     The status is `CONVERGED` only if all k residuals, recomputed by true products, are within tolerance; `STALLED` if
     rounding or noise in A keeps them above it, `MAX_ITER`, or `NONFINITE` (values are then NaN).
@@ -199,18 +200,17 @@ def eigsh(
     apply, dtype = working_product(A)
     guess = torch.zeros(n, 0, dtype=dtype, device=A.device) if v0 is None else _checked_start(v0, A).to(dtype)
     block = min(n, block_size or min(k, 8), n if ncv is None else max((ncv - k) // 4, 1))
-    random_columns = max(block - guess.shape[1], 1) if guess.shape[1] < n else 0
-    start = torch.cat([guess / torch.linalg.vector_norm(guess, dim=0), gaussian(n, random_columns, rng).to(guess)], 1)
+    start = torch.cat([guess / torch.linalg.vector_norm(guess, dim=0), gaussian(n, block, rng).to(guess)], 1)[:, :n]
     roomy = max(2 * k + 1, k + 8 * start.shape[1], min(_MOST_VECTORS, _MOST_ENTRIES // n))
     capacity = min(n, roomy if ncv is None else max(ncv, k + start.shape[1]))
     search = Search(apply, which, tol, eps, block, capacity, rng)
 
     left = 500 if maxiter is None else maxiter
-    found = search.run(start, k, left)
+    found = search.run(start, k, left, copies=block)
     pairs = _verified(found, A, apply, tol)
     if pairs.status is Status.STALLED and 0 < found.restarts < left and found.noise <= 64 * eps * found.anorm:
         # Many restarts have let rounding creep into the Krylov relation: a few steps from the vectors renew it.
-        found = search.run(pairs.V.to(dtype), k, left - found.restarts)
+        found = search.run(pairs.V.to(dtype), k, left - found.restarts, copies=k)
         pairs = _verified(found, A, apply, tol)
     return replace(pairs, n_matvec=A.n_matvec - before)
 

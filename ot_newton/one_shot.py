@@ -62,8 +62,9 @@ class OneShot:
 class _Sweep:
     """A sweep with what rode on it: mean and second moment of the targets, `PᵀX` with `Pᵀ(X⊗ȳ)`, and the modes V."""
 
-    state: Potentials  # its modes are J V
+    state: Potentials
     V: Tensor
+    JV: Tensor
     mean: Tensor
     second: Tensor
     moved: Tensor
@@ -80,13 +81,13 @@ def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor
     crossed = (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)
     ahead, columns = pairs.col_with(phi, torch.cat([rows[:, :k], X, crossed], 1), psi)
     state = Potentials.after_sweep(pairs, phi, psi, ahead, columns[:, :k])
-    return _Sweep(state, V, mean, second, state.c[:, None] * columns[:, k:])
+    return _Sweep(state, V, columns[:, :k], mean, second, state.c[:, None] * columns[:, k:])
 
 
 def _corrected(swept: _Sweep) -> tuple[Tensor, Tensor]:
     """The next psi, two-level corrected, and the block V to go on with."""
     state, c = swept.state, swept.state.c
-    JV = centred(state.modes, c)
+    JV = centred(swept.JV, c)
     step = centred(state.ahead - state.psi, c)
     if float(state.error) < START:
         slow = correction(centred(swept.V, c), JV, step, c)

@@ -61,12 +61,12 @@ class Search:
         """The residual at which a Ritz pair is as good as asked, or as rounding and noise let it be."""
         return (self.tol * theta.abs()).clamp_min(max(8 * self.eps * anorm, noise))
 
-    def run(self, start: Tensor, k: int, maxiter: int) -> Found:
-        """The k most wanted pairs from a start block (n, b), multiple eigenvalues with all their copies."""
+    def run(self, start: Tensor, k: int, maxiter: int, copies: int) -> Found:
+        """The k most wanted pairs from a start block (n, b) that is sure to meet `copies` copies of any eigenvalue."""
         found = self._in_space(KrylovSpace(self.apply, start, self.capacity, self.eps, self.rng), k, maxiter)
         ends = 2 if self.which == "BE" else 1
         count, n = ends, start.shape[0]
-        while k > start.shape[1] and k < n and found.status.success:
+        while copies < k < n and found.status.success:
             block = gaussian(n, min(self.block, n - k), self.rng).to(start)
             space = KrylovSpace(self.apply, block, self.capacity, self.eps, self.rng, found.Y, found.anorm)
             clear = partial(self._clear, found.theta)

@@ -32,7 +32,7 @@ here = pytest.mark.skipif(not HERE, reason="runs in the process of test_in_the_i
 quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on overflow and log2(0), which the kernels handle
 
 FILES = [Path(__file__), Path(__file__).with_name("test_operands.py")]
-SMALL = [(1, 1, 1), (3, 257, 2), (129, 1, 3), (65, 200, 5), (97, 130, 16), (33, 257, 17), (257, 65, 33), (65, 131, 65)]
+SMALL = [(1, 1, 1), (257, 33, 2), (129, 1, 3), (65, 200, 5), (97, 130, 16), (33, 257, 17), (65, 129, 33), (65, 131, 65)]
 
 
 @pytest.mark.skipif(HERE, reason="the kernels run in this process")
@@ -106,8 +106,7 @@ def test_bad_anchors_cost_no_accuracy(offset):
 
 @here
 @quiet
-@pytest.mark.parametrize(("n", "m", "d"), SMALL)
-@pytest.mark.parametrize("c", [1, 3])
+@pytest.mark.parametrize(("n", "m", "d", "c"), [(*s, c) for s, c in zip(SMALL, [1, 3, 1, 3, 1, 1, 3, 3], strict=True)])
 def test_apply(n, m, d, c):
     case = Case(n, m, d, c)
     want, scale = case.P @ case.V.double(), row_scale(case, torch.ones_like(case.P))
@@ -166,6 +165,16 @@ def test_shift_that_overflows_is_found():
     assert worst(lse(case.q, case.k, case.v), case.lse) < 1e-4
     for c in (1, 3):
         assert worst(apply(*case.plan(), case.V[:, :c]), P @ case.V[:, :c].double()) < 1e-4
+
+
+@here
+@quiet
+def test_ranges_of_unlike_size_add_up():
+    """One range of columns starts so low that its sum is huge, and is still a part of the result."""
+    q, k, v = (torch.zeros(s, device=DEVICE) for s in ((3, 1), (513, 1), (513,)))
+    v[:] = -math.inf
+    v[0], v[200], v[300] = -126.5 * math.log(2), -4.5 * math.log(2), 0.0
+    assert worst(lse(q, k, v), torch.full_like(q[:, 0], math.log(1 + 2**-4.5))) < 1e-6
 
 
 @here

@@ -1,5 +1,7 @@
 """`cg` and `minres` on systems where others fail, against dense solutions and scipy."""
 
+import doctest
+import importlib
 import math
 
 import numpy as np
@@ -325,3 +327,10 @@ def test_the_gpu_gives_the_same_answer(solve):
     here, there = solve(A, b, rtol=1e-10), solve(A.cuda(), b.cuda(), rtol=1e-10)
     assert there.x.is_cuda
     torch.testing.assert_close(there.x.cpu(), here.x, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("module", ["krylov"])
+def test_the_examples_run(module):
+    tried = doctest.testmod(importlib.import_module(f"ot_newton.{module}"))
+    assert tried.attempted > 0
+    assert tried.failed == 0

@@ -1,5 +1,7 @@
 """`lanczos` and `eigsh` against dense eigenvalues and scipy, on the spectra where others fail."""
 
+import doctest
+import importlib
 import math
 
 import numpy as np
@@ -361,3 +363,10 @@ def test_the_gpu_gives_the_same_answer(dtype):
     torch.testing.assert_close(there.w.cpu(), here.w, rtol=0, atol=64 * torch.finfo(dtype).eps)
     T, T_there = lanczos(A, steps=20), lanczos(A.cuda(), steps=20)
     torch.testing.assert_close(T_there.alpha[:8], T.alpha[:8], rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("module", ["lanczos"])
+def test_the_examples_run(module):
+    tried = doctest.testmod(importlib.import_module(f"ot_newton.{module}"))
+    assert tried.attempted > 0
+    assert tried.failed == 0

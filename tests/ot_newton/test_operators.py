@@ -1,5 +1,8 @@
 """Operators against dense matrices, scipy, and finite differences of gradients."""
 
+import doctest
+import importlib
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -295,3 +298,10 @@ def test_check_sees_a_detached_factor_in_a_custom_function():
     assert check_operator(half).success
     with pytest.raises(ValueError, match="expected the derivative of grad_fn"):
         check_operator(half, grad_fn=gradient, x=x)
+
+
+@pytest.mark.parametrize("module", ["linear_operator", "operators", "operator_algebra", "operator_checks"])
+def test_the_examples_run(module):
+    tried = doctest.testmod(importlib.import_module(f"ot_newton.{module}"))
+    assert tried.attempted > 0
+    assert tried.failed == 0

@@ -1,0 +1,133 @@
+"""The saddle escape, small: its files, its tables, and that a finished run is left alone."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ot_newton.experiments import saddle_escape
+from ot_newton.experiments.cli import main
+from ot_newton.experiments.escape_figure import NUMERIC, TEXT
+from ot_newton.experiments.files import load_table
+from ot_newton.experiments.run import Outcome
+from ot_newton.experiments.saddle_escape import Config, compare
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SMALL = ["saddle-escape", "--n", "80", "--starts", "2", "--adam-steps", "25", "--eps", "0.5", "--look-every", "5"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("escape") / "run"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def summary(folder: Path) -> pd.DataFrame:
+    numeric = ["loss", "grad_norm", "lambda_min", "start_lambda_min", "loss_above_best", "seconds", "n_passes"]
+    return load_table(folder / "summary.csv", numeric=numeric, text=["run", "method", "status", "best_basin"])
+
+
+def test_files_of_a_run(folder: Path):
+    assert {path.name for path in folder.iterdir()} == {
+        "cases", "config.json", "environment.json", "figure.png", "points", "summary.csv", "table.csv",
+    }  # fmt: skip
+    assert (folder / "figure.png").read_bytes().startswith(PNG)
+    assert json.loads((folder / "config.json").read_text())["n"] == 80
+
+
+def test_summary_holds_the_evidence(folder: Path, summary: pd.DataFrame):
+    assert len(summary) == 5
+    assert summary["loss_above_best"].min() == 0
+    random = summary[summary["method"] != "monge-newton"]
+    assert (random["start_lambda_min"] < 0).all()
+    switched = summary[summary["method"] != "adam"]
+    assert (switched["status"] == "converged").all()
+    assert (switched["grad_norm"] < 1e-6).all()
+    assert (switched["lambda_min"] > 0).all()
+    assert (summary[summary["method"] == "adam"]["status"] == "max_iter").all()
+
+
+def test_summary_agrees_with_the_problem_at_the_saved_point(folder: Path, summary: pd.DataFrame):
+    config = Config(n=80, eps=(0.5,))
+    for _, row in summary.iterrows():
+        problem = config.problem(0.5)
+        w = torch.from_numpy(np.load(folder / f"points/{row['run']}.npy")).reshape(-1)
+        loss, grad = problem.value_and_grad(w)
+        assert float(loss) == pytest.approx(row["loss"], rel=1e-4)
+        assert float(grad.norm()) == pytest.approx(row["grad_norm"], rel=0.2, abs=1e-7)
+        eigenvalues = torch.linalg.eigvalsh(problem.hessian(w).to_dense())
+        assert float(eigenvalues[0]) == pytest.approx(row["lambda_min"], abs=1e-3 * float(eigenvalues[-1]))
+
+
+def test_table_follows_every_run(folder: Path, summary: pd.DataFrame):
+    table = load_table(folder / "table.csv", numeric=[*NUMERIC, "n_passes"], text=TEXT)
+    assert set(table["run"]) == set(summary["run"])
+    for name, run in table.groupby("run"):
+        assert run["step"].tolist() == list(range(len(run)))
+        assert (run["seconds"].diff()[1:] >= 0).all()
+        assert (run["n_passes"].diff()[1:] >= 0).all()
+        last, total = run.iloc[-1], summary[summary["run"] == name].iloc[0]
+        for column in ("loss", "lambda_min", "seconds", "n_passes", "loss_above_best"):
+            assert last[column] == total[column]
+    looks = table[(table["method"] == "adam") & (table["start"] == "0")]["lambda_min"].notna()
+    assert looks.tolist() == [step % 5 == 0 for step in range(26)]
+
+
+def test_second_run_computes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+    monkeypatch.setattr(saddle_escape, "minimize", None)
+    assert main([*SMALL, "--out", str(folder)]) == 0
+    assert "all 5 cases are finished" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")} == before
+
+
+def test_figure_is_drawn_from_the_table_alone(folder: Path, tmp_path: Path):
+    (tmp_path / "table.csv").write_bytes((folder / "table.csv").read_bytes())
+    assert main(["saddle-escape", "--redraw", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "figure.png").read_bytes() == (folder / "figure.png").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "figure.png"}
+
+
+def test_redraw_refuses_a_damaged_table(folder: Path, tmp_path: Path, capsys):
+    (tmp_path / "table.csv").write_bytes((folder / "table.csv").read_bytes()[:-7])
+    assert main(["saddle-escape", "--redraw", "--out", str(tmp_path)]) == 2
+    line = capsys.readouterr().err
+    assert f"{tmp_path / 'table.csv'} is damaged" in line
+    assert line.count("\n") == 1
+
+
+def test_unconverged_runs_are_printed_as_such(tmp_path: Path, capsys):
+    options = ["--steps", "3", "--methods", "adam-newton", "--starts", "1", "--no-monge"]
+    assert main(["saddle-escape", "--n", "60", *options, "--out", str(tmp_path)]) == 0
+    assert "not converged: eps0.25-start0-adam-newton: The iteration limit was reached" in capsys.readouterr().out
+
+
+def test_compare_measures_against_the_best_converged_run():
+    def outcome(eps: float, loss: float, status: str) -> Outcome:
+        return Outcome({"eps": eps, "loss": loss, "status": status}, [{"eps": eps, "loss": loss}])
+
+    results = compare(
+        {
+            "a": outcome(0.1, 1.0, "converged"),
+            "b": outcome(0.1, 1.5, "converged"),
+            "c": outcome(0.1, 0.9995, "max_iter"),
+            "d": outcome(0.5, 3.0, "max_iter"),
+        }
+    )
+    np.testing.assert_allclose(results.summary["loss_above_best"], [0, 0.5, -0.0005, 0], atol=1e-12)
+    assert results.summary["best_basin"].tolist() == ["yes", "no", "yes", "yes"]
+    assert results.table["loss_above_best"].equals(results.summary["loss_above_best"])
+
+
+def test_presets_are_complete():
+    for name, preset in saddle_escape.PRESETS.items():
+        assert preset.preset == name
+        assert preset.folder() == Path(f"runs/saddle-escape-{name}")
+    assert saddle_escape.PRESETS["laptop"] == Config()
+    assert dataclasses.replace(Config(), out=Path("elsewhere")).settings() == Config().settings()
