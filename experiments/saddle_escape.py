@@ -121,9 +121,9 @@ def compare(outcomes: Mapping[str, Outcome]) -> Results:
     results = tabulate(outcomes)
     if results.summary.empty:
         return results
-    finished = results.summary[results.summary["status"] == "converged"]
-    pool = finished if len(finished) else results.summary
-    best = pool.groupby("eps")["loss"].min()
+    finished = results.summary["status"] == "converged"
+    best = results.summary[finished].groupby("eps")["loss"].min()
+    best = best.combine_first(results.summary.groupby("eps")["loss"].min())
     for frame in (results.table, results.summary):
         frame["loss_above_best"] = frame["loss"] - frame["eps"].map(best)
     summary = results.summary

@@ -172,8 +172,8 @@ def _cases(config: Config) -> dict[str, Case]:
     """Our own measurements first, then the closest rival's, then the rest: a run cut short has what matters most."""
     cases: dict[str, Case] = {}
     cuda, ours = config.where == "cuda", OWN in config.libraries
-    rivals = [name for name in config.libraries if name.startswith("flash")]
-    others = [name for name in config.libraries if name not in (OWN, *rivals)]
+    rivals = [name for name in config.libraries if name.startswith("flash") and cuda]  # it runs nowhere else
+    others = [name for name in config.libraries if name != OWN and not name.startswith("flash")]
     if cuda:
         cases["limits"] = partial(_limits, config)
     if ours:
@@ -181,7 +181,7 @@ def _cases(config: Config) -> dict[str, Case]:
             cases[f"{size}-{OWN}"] = partial(_compete, config, OWN, size, ("kernels", "solve", "hvp"))
         if config.first_n:
             cases["first"] = partial(_first, config)
-    if cuda and rivals and installed(rivals[0]):
+    if rivals and installed(rivals[0]):
         cases["compile"] = partial(_compile, config)
     for size in config.sizes:
         cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in rivals}
@@ -191,7 +191,7 @@ def _cases(config: Config) -> dict[str, Case]:
         if config.accuracy:
             cases["accuracy"] = partial(_accuracy, config)
     for size in config.sizes:
-        if cuda and "flash-sinkhorn" in rivals:
+        if "flash-sinkhorn" in rivals:
             cases[f"{size}-flash-sinkhorn-hvp"] = partial(_compete, config, "flash-sinkhorn", size, ("hvp",))
     for size in config.sizes:
         cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in others}

@@ -73,14 +73,18 @@ def _compete(request: Row, clouds: Clouds, device: str, emit: Emit) -> None:
             referee.saved = dict(saved)
     elif request["small"]:
         referee.saved = referee.prepare()
-    library: Library = (Own if name == OWN else LIBRARIES[name][1])(clouds, device, referee)
+    try:
+        library: Library = (Own if name == OWN else LIBRARIES[name][1])(clouds, device, referee)
+    except Exception as error:
+        emit(_failed("all", error))
+        return
     jax = name.startswith("OTT-JAX")
     for task_name, task in library.tasks(groups):
         row: Row = {"task": task_name, "columns": task.columns, "detail": task.detail}
         try:
             row |= _measure(task, Meter(device, jax), request["seconds"], referee, library.iterate)
         except Exception as error:
-            row |= {"status": "failed", "detail": f"{type(error).__name__}: {one_line(error)}"[:300]}
+            row |= _failed(task_name, error)
         emit(row)
 
 
@@ -105,6 +109,10 @@ def _measure(task: Task, meter: "Meter", budget: float, referee: Referee, iterat
         "error": None if main is None else judged[main], "value_error": judged.get("value"),
         "detail": "; ".join(filter(None, [task.detail, *(f"{kind} off by {e:.1e}" for kind, e in too_far.items())])),
     }  # fmt: skip
+
+
+def _failed(task: str, error: Exception) -> Row:
+    return {"task": task, "status": "failed", "detail": f"{type(error).__name__}: {one_line(error)}"[:300]}
 
 
 class Meter:

@@ -158,10 +158,11 @@ def _apply_range(
                 b_ptr += COLUMNS * A_D
             p_high = p.to(tl.float16)
             V_high = part(V_ptr, 0, C, COLUMNS, C)
+            step = tl.zeros((ROWS, C), tl.float32)
             if SPLIT:
-                acc = tl.dot(p_high, part(V_ptr, V_plane, C, COLUMNS, C), acc)
-                acc = tl.dot((p - p_high.to(tl.float32)).to(tl.float16), V_high, acc)
-            acc = tl.dot(p_high, V_high, acc)
+                step = tl.dot(p_high, part(V_ptr, V_plane, C, COLUMNS, C), step)
+                step = tl.dot((p - p_high.to(tl.float32)).to(tl.float16), V_high, step)
+            acc += tl.dot(p_high, V_high, step)
         k_ptr += COLUMNS * D
         v_ptr += COLUMNS
         V_ptr += COLUMNS * C

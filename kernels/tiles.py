@@ -20,6 +20,7 @@ LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
 _ASSEMBLY = tl.constexpr(not INTERPRETED)
 _WAVES = 40  # programs for each multiprocessor to choose from: enough that the last ones to finish hardly matter
+_MAX_RANGES = 256  # and few enough to be added one after the other
 _CPU_MULTIPROCESSORS = 4
 
 
@@ -36,7 +37,7 @@ class Tiles(NamedTuple):
 def for_lse(width: int, products: int) -> Tiles:
     """Tiles of the log-sum-exp and of the application to one column."""
     if width > (64 if products == 3 else 128):
-        return Tiles(128, 256, 64, 8, 2) if width % 64 == 0 else Tiles(128, 128, 32, 4, 2)
+        return Tiles(128, 128, 64, 8, 2) if width % 64 == 0 else Tiles(128, 64, 32, 4, 2)
     if products == 3:
         return Tiles(128, 64, width, 4, 2)
     return Tiles(64, 64 if width == 64 else 128, width, 4, 3)
@@ -60,7 +61,7 @@ def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, 
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     else:
         multiprocessors = _CPU_MULTIPROCESSORS
-    ranges = min(max(_WAVES * multiprocessors // blocks, 1), triton.cdiv(total, 2))
+    ranges = min(max(_WAVES * multiprocessors // blocks, 1), triton.cdiv(total, 2), _MAX_RANGES)
     length = triton.cdiv(total, ranges)
     return blocks, triton.cdiv(total, length), length
 
@@ -125,16 +126,20 @@ def score(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores [ROWS, COLUMNS]. `high` and `low` hold the rows' operand unless that is too wide and is STREAMED."""
+    """Scores [ROWS, COLUMNS]. `high` and `low` hold the rows' operand unless that is too wide and is STREAMED.
+
+    The tensor cores truncate their sums, so long sums are made of short ones.
+    """
     if STREAMED:
         s = tl.zeros((ROWS, COLUMNS), tl.float32)
         for c in tl.range(0, D, DEPTH, num_stages=STAGES):
             q_high = part(q_ptr + c, 0, D, ROWS, DEPTH)
             k_high = part(k_ptr + c, 0, D, COLUMNS, DEPTH)
+            step = tl.zeros((ROWS, COLUMNS), tl.float32)
             if PRODUCTS == 3:
-                s = tl.dot(q_high, part(k_ptr + c, k_plane, D, COLUMNS, DEPTH).T, s)
-                s = tl.dot(part(q_ptr + c, q_plane, D, ROWS, DEPTH), k_high.T, s)
-            s = tl.dot(q_high, k_high.T, s)
+                step = tl.dot(q_high, part(k_ptr + c, k_plane, D, COLUMNS, DEPTH).T, step)
+                step = tl.dot(part(q_ptr + c, q_plane, D, ROWS, DEPTH), k_high.T, step)
+            s += tl.dot(q_high, k_high.T, step)
     else:
         k_high = part(k_ptr, 0, DEPTH, COLUMNS, DEPTH)
         if PRODUCTS == 3:

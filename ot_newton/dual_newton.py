@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, dual
-from ot_newton.response import BLOCK, KrylovSpace, start_block
+from ot_newton.response import BLOCK, SchurSpace, start_block
 from ot_newton.status import Status
 
 LONGEST = 30.0
@@ -21,7 +21,7 @@ OVERHEAD = HALVINGS + 5  # passes of a step besides the growth of its space
 
 def _direction(pairs: Pairs, state: Potentials, tol: float, budget: int) -> tuple[Tensor, Tensor]:
     """Newton displacement of psi (m,) and the slow modes found on the way (m, k)."""
-    space = KrylovSpace(pairs, state.phi, state.psi, state.r, state.c)
+    space = SchurSpace(pairs, state.phi, state.psi, state.r, state.c)
     rhs = space.project((space.root_inv * (pairs.target.weights - state.c))[:, None])
     space.expand(start_block(space, rhs, state.modes))
     size, best = torch.linalg.vector_norm(rhs), float("inf")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ot_newton.hessian import row_moments
 from ot_newton.plan import Plan
-from ot_newton.response import KrylovSpace, inverse, respond_schur
+from ot_newton.response import SchurSpace, inverse, respond_schur
 from ot_newton.status import Status
 
 
@@ -65,7 +65,7 @@ def linear_model_hessian(
     moved = plan.adjoint(torch.cat([X, (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)], 1))
     B = s2 * (moved[:, p:] - (moved[:, :p, None] * y[:, None, :]).reshape(-1, p * q))
     rho_r = s2 * (X[:, :, None] * (pairs.source.points - mean)[:, None, :]).reshape(n, p * q)
-    space = KrylovSpace(pairs, plan.phi, plan.psi, r, plan.col_sums)
+    space = SchurSpace(pairs, plan.phi, plan.psi, r, plan.col_sums)
     modes = plan.modes if modes is None else modes
     answer = respond_schur(space, rho_r / eps, B / eps, rtol=rtol, modes=modes, max_iter=max_iter)
     local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / eps) * covariance

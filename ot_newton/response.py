@@ -66,7 +66,7 @@ def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
     return V
 
 
-class KrylovSpace:
+class SchurSpace:
     """A growing space on the target side on which `(I - KᵀK) h = B` is solved by Galerkin projection."""
 
     def __init__(self, pairs: Pairs, phi: Tensor, psi: Tensor, r: Tensor, c: Tensor, damping: float = 0.0) -> None:
@@ -129,7 +129,7 @@ class KrylovSpace:
         return self.root_inv[:, None] * (self.Q @ E)
 
 
-def start_block(space: KrylovSpace, B: Tensor, modes: Tensor | None, width: int = BLOCK, seed: int = 0) -> Tensor:
+def start_block(space: SchurSpace, B: Tensor, modes: Tensor | None, width: int = BLOCK, seed: int = 0) -> Tensor:
     """Right-hand sides (normalised), then slow modes of a neighbour, then random columns, up to `width` columns."""
     length = torch.linalg.vector_norm(B, dim=0).clamp_min(torch.finfo(B.dtype).tiny)
     parts = [B / length]
@@ -172,7 +172,7 @@ def respond(
         shift = (c @ out.dphi) / c.sum()
         return replace(out, dphi=out.dpsi + shift, dpsi=out.dphi - shift)
     before = pairs.passes.total
-    space = KrylovSpace(pairs, phi, psi, r, c, damping)
+    space = SchurSpace(pairs, phi, psi, r, c, damping)
     rho_r = space.r_inv[:, None] * rho
     rhs = kappa - pairs.adjoint(phi, psi, rho_r)
     answer = respond_schur(space, rho_r, rhs, rtol=rtol, modes=modes, method=method, max_iter=max_iter)
@@ -180,7 +180,7 @@ def respond(
 
 
 def respond_schur(
-    space: "KrylovSpace",
+    space: "SchurSpace",
     rho_r: Tensor,
     rhs: Tensor,
     *,
@@ -212,7 +212,7 @@ def relative(R: Tensor, B: Tensor) -> Tensor:
 
 
 def _block_krylov(
-    space: KrylovSpace, B: Tensor, modes: Tensor | None, rtol: float, max_iter: int
+    space: SchurSpace, B: Tensor, modes: Tensor | None, rtol: float, max_iter: int
 ) -> tuple[Tensor, Tensor, Tensor, Status]:
     space.expand(start_block(space, B, modes))
     best, since, status = float("inf"), 0, Status.MAX_ITER
@@ -233,7 +233,7 @@ def _block_krylov(
     return space.Q @ y, space.PQ @ y, relative(R, B), status
 
 
-def _conjugate_gradients(space: KrylovSpace, B: Tensor, rtol: float, max_iter: int) -> tuple[Tensor, Tensor, Status]:
+def _conjugate_gradients(space: SchurSpace, B: Tensor, rtol: float, max_iter: int) -> tuple[Tensor, Tensor, Status]:
     """Conjugate gradients on every column by itself; the columns share the passes."""
     x, R, size = torch.zeros_like(B), B.clone(), torch.linalg.vector_norm(B, dim=0)
     D, rr = R.clone(), (R * R).sum(0)

@@ -34,7 +34,10 @@ def ranked(theta: Tensor, which: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Found:
-    """Ritz values (c,), vectors (n, c), estimated residuals (c,), how the search ended, scale and noise of A, cost."""
+    """Ritz values (c,), vectors (n, c), estimated residuals (c,), how the search ended, scale and noise of A, cost.
+
+    `complete`: the space was everything, so nothing can be missing.
+    """
 
     theta: Tensor
     Y: Tensor
@@ -43,6 +46,7 @@ class Found:
     anorm: float
     noise: float
     restarts: int
+    complete: bool
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Search:
         found = self._in_space(KrylovSpace(self.apply, start, self.capacity, self.eps, self.rng), k, maxiter)
         ends = 2 if self.which == "BE" else 1
         count, n = ends, start.shape[0]
-        while copies < k < n and found.status.success:
+        while copies < k < n and found.status.success and not found.complete:
             block = gaussian(n, min(self.block, n - k), self.rng).to(start)
             space = KrylovSpace(self.apply, block, self.capacity, self.eps, self.rng, found.Y, found.anorm)
             clear = partial(self._clear, found.theta)
@@ -124,13 +128,13 @@ class Search:
             space.restart(S[:, ranked(theta, self.which)[:keep]])
 
     def _found(self, space: KrylovSpace, k: int, status: Status, restarts: int) -> Found:
-        n, missing = space.basis.shape[0], max(k - space.size, 0)
-        if missing:
-            nan = torch.full((k,), math.nan, dtype=torch.float64)
-            return Found(nan, space.basis.new_full((n, k), math.nan), nan, status, space.anorm, space.noise, restarts)
-        theta, S = self._wanted(space, k)
-        Y, residuals = space.V @ S.to(space.basis), space.residuals(S)
-        return Found(theta, Y, residuals, status, space.anorm, space.noise, restarts)
+        if space.size >= k:
+            theta, S = self._wanted(space, k)
+            Y, residuals = space.V @ S.to(space.basis), space.residuals(S)
+        else:
+            theta = residuals = torch.full((k,), math.nan, dtype=torch.float64)
+            Y = space.basis.new_full((space.basis.shape[0], k), math.nan)
+        return Found(theta, Y, residuals, status, space.anorm, space.noise, restarts, space.exhausted)
 
     def _outside(self, wanted: Tensor, theta: Tensor) -> Tensor:
         """How far each value of theta (c,) is from entering the wanted set; negative if it belongs there."""

@@ -136,7 +136,7 @@ class ShuffledRegression(Problem):
         """
         w = self.check(w)
         if rtol is not None and rtol >= COARSE and _here(self._plan_at, w) is None:
-            shot = self._one_shot(w, rtol / 2)
+            shot = self._one_shot(w, 2 * rtol)
             self.value_error = 2 * self.eps * shot.error**2
             return shot.value, shot.grad.reshape(-1)
         tol = self._tightest if rtol is None else max(self._tightest, 0.3 * rtol)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from referee import Referee, pts, relative, wts
 
-from ot_newton.response import KrylovSpace, inverse, orthonormal, respond
+from ot_newton.response import SchurSpace, inverse, orthonormal, respond
 from ot_newton.sinkhorn import solve
 from ot_newton.status import Status
 
@@ -146,7 +146,7 @@ def test_orthonormal_drops_dependent_columns():
 
 def test_krylov_space_is_exact_once_complete():
     case = Case(12, 9)
-    space = KrylovSpace(*case.args)
+    space = SchurSpace(*case.args)
     B = space.project(pts(9, 2))
     assert space.expand(torch.eye(9).double()) == 8  # all but the gauge
     y, residual = space.solve(B)
