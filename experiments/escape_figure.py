@@ -9,11 +9,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ot_newton.experiments.figures import BLUE, GREEN, GREY, ORANGE, VERMILION, legend_below, positive, shade
+from ot_newton.experiments.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    legend_below,
+    positive,
+    shade,
+    signed_axis,
+)
 
 NUMERIC = ("step", "eps", "n", "loss", "loss_above_best", "grad_norm", "lambda_min", "seconds")
 TEXT = ("run", "start", "method", "phase")
 NEWTON_PHASES = ("newton", "curvature")
+WRONG_ABOVE = 1e-3  # a minimum whose loss is this far above the best known is another one
 
 
 @dataclass(frozen=True)
@@ -51,13 +62,14 @@ def draw_escape(figure: Figure, table: pd.DataFrame) -> None:
         ax.set_xlabel("step")
         for (start, method), run in table.groupby(["start", "method"], sort=False):
             _trace(ax, run, column, _METHODS[str(method)], front=start in (shown, "monge"))
-        if column != "lambda_min":
-            ax.set_yscale("log")
         shade_phases(ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")])
+    for ax in (loss, grad):
+        ax.set_yscale("log")
+    loss.set_ylim(bottom=max(loss.get_ylim()[0], 1e-12))
+    _mark_wrong_minima(loss, table)
+    signed_axis(curvature, table["lambda_min"].dropna())
     curvature.axhline(0, color="black", linewidth=1, zorder=1)
-    low, high = curvature.get_ylim()
-    curvature.set_ylim(low, high + 0.08 * (high - low))
-    curvature.text(0.99, 0.02, "below 0: saddle region", transform=curvature.transAxes, ha="right", color=GREY)
+    curvature.text(0.99, 0.03, "below 0: saddle region", transform=curvature.transAxes, ha="right", color=GREY)
     _draw_clock(clock, table)
     used = [style for name, style in _METHODS.items() if (table["method"] == name).any()]
     lines = [Line2D([], [], color=style.color, linewidth=2, label=style.label) for style in used]
@@ -65,16 +77,39 @@ def draw_escape(figure: Figure, table: pd.DataFrame) -> None:
 
 
 def _telling_start(table: pd.DataFrame) -> str:
-    """The start that Adam needed longest to bring to where Newton took over."""
-    waiting = table[(table["method"] == "adam-newton") & ~table["phase"].isin(NEWTON_PHASES)]
-    steps = waiting.groupby("start").size()
-    return str(steps.idxmax() if len(steps) else table["start"].iloc[-1])
+    """Of the starts that led to the best minimum, if any, the one where Newton took over last."""
+    switched = table[table["method"] == "adam-newton"]
+    if switched.empty:
+        return str(table["start"].iloc[-1])
+    ends = switched.groupby("start")["loss_above_best"].last()
+    best = ends[ends <= WRONG_ABOVE].index
+    waiting = switched[~switched["phase"].isin(NEWTON_PHASES)].groupby("start").size()
+    return str((waiting[best] if len(best) else waiting).idxmax())
+
+
+def _mark_wrong_minima(ax: Axes, table: pd.DataFrame) -> None:
+    """A word where Newton has converged to a minimum that is not the best."""
+    ends = table[table["method"] == "adam-newton"].groupby("start").last()
+    wrong = ends[ends["loss_above_best"] > WRONG_ABOVE]
+    ax.plot(wrong["step"], wrong["loss_above_best"], "x", color=BLUE, markersize=6, zorder=5)
+    if len(wrong):
+        lowest = wrong.loc[wrong["loss_above_best"].idxmin()]
+        ax.annotate(
+            "a wrong minimum" if len(wrong) == 1 else "wrong minima",
+            (lowest["step"], lowest["loss_above_best"]),
+            xytext=(0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            color=BLUE,
+            fontsize=8.5,
+        )
 
 
 def _trace(ax: Axes, run: pd.DataFrame, column: str, style: _Style, *, front: bool) -> None:
     known = run[run[column].notna()]
     values = known[column].to_numpy() if column == "lambda_min" else positive(known[column])
-    look = {"linewidth": 1.9, "zorder": style.order} if front else {"linewidth": 0.9, "alpha": 0.3, "zorder": 1.5}
+    look = {"linewidth": 1.9, "zorder": style.order} if front else {"linewidth": 1.1, "alpha": 0.4, "zorder": 1.5}
     ax.plot(known["step"], values, color=style.color, **look)
     if front:
         newton = known["phase"].isin(NEWTON_PHASES).to_numpy()

@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, GREY = (
     "#0072B2",
@@ -79,6 +80,17 @@ def legend_below(figure: Figure, handles: Iterable[Any]) -> None:
     """One legend for the whole figure, in a row under the panels."""
     handles = list(handles)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def signed_axis(ax: Axes, values: Any) -> None:
+    """A vertical axis that shows small and large values of both signs, with round numbers on it."""
+    low, high = float(np.min(values)), float(np.max(values))
+    ax.set_yscale("symlog", linthresh=0.2, linscale=0.7)
+    round_numbers = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
+    ticks = [sign * number for sign in (-1, 1) for number in round_numbers]
+    ax.set_yticks([0.0, *(tick for tick in ticks if low <= tick <= high and abs(tick) >= 0.2)])
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def positive(values: Any) -> np.ndarray:

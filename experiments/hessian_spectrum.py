@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ot_newton.adam import Adam
 from ot_newton.experiments.errors import InputError, checking_input
 from ot_newton.experiments.escape_figure import shade_phases
-from ot_newton.experiments.figures import BLUE, GREEN, GREY, VERMILION, render
+from ot_newton.experiments.figures import BLUE, GREEN, GREY, VERMILION, render, signed_axis
 from ot_newton.experiments.files import load_array, load_table, write
 from ot_newton.experiments.real_regression import RegressionConfig
 from ot_newton.experiments.report import Column, format_table
@@ -179,7 +179,7 @@ def draw_spectrum(figure: Figure, table: pd.DataFrame) -> None:
     lowest = table[table["index"] == 0]
     path.plot(lowest["step"], lowest["eigenvalue"], color=VERMILION, linewidth=2, label="λ_min")
     path.axhline(0, color="black", linewidth=1)
-    path.set_yscale("symlog", linthresh=1.0)
+    signed_axis(path, table["eigenvalue"])
     path.legend(loc="lower right")
     shade_phases(path, lowest)
     _draw_sorted(
@@ -197,5 +197,5 @@ def _draw_sorted(ax: Axes, spectra: dict[str, tuple[pd.DataFrame, str]]) -> None
     for label, (rows, color) in spectra.items():
         ax.plot(rows["index"] + 1, rows["eigenvalue"], "o-", markersize=4, linewidth=0.8, color=color, label=label)
     ax.axhline(0, color="black", linewidth=1)
-    ax.set_yscale("symlog", linthresh=1.0)
+    signed_axis(ax, pd.concat([rows["eigenvalue"] for rows, _ in spectra.values()]))
     ax.legend(loc="lower right")

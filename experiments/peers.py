@@ -9,6 +9,7 @@
 OTT-JAX and POT update g first: they are handed the two clouds exchanged, so that their first half-step is ours.
 """
 
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -192,11 +193,11 @@ class PythonOT:
 
 LIBRARIES: dict[str, tuple[str, Callable[..., Library]]] = {
     "flash-sinkhorn": ("flash-sinkhorn", FlashSinkhorn),
-    "flash-sinkhorn TF32": ("flash-sinkhorn", lambda *args: FlashSinkhorn(*args, tf32=True)),
+    "flash-sinkhorn-tf32": ("flash-sinkhorn", lambda *args: FlashSinkhorn(*args, tf32=True)),
     "GeomLoss": ("geomloss", GeomLoss),
-    "GeomLoss online": ("geomloss", lambda *args: GeomLoss(*args, backend="online")),
+    "GeomLoss-online": ("geomloss", lambda *args: GeomLoss(*args, backend="online")),
     "OTT-JAX": ("ott-jax", OttJax),
-    "OTT-JAX dense": ("ott-jax", lambda *args: OttJax(*args, batch=None)),
+    "OTT-JAX-dense": ("ott-jax", lambda *args: OttJax(*args, batch=None)),
     "POT": ("pot", PythonOT),
 }
 """Name in the tables → package that it is installed as, and what makes it from (clouds, device, referee)."""
@@ -210,28 +211,26 @@ def installed(library: str) -> str | None:
         return None
 
 
-def compile_share(clouds: Clouds, share: int, shares: int) -> None:
+def compile_share(problems: list[Clouds], share: int, shares: int) -> None:
     """Compile one share of flash-sinkhorn's candidate kernels into Triton's cache on disk.
 
     It tries up to 44 candidates for each kernel and compiles them one after the other, for minutes; several processes
     that take a share each fill the cache in a fraction of that, and the runs that are timed then find it full.
     """
-    import gc
-
+    import flash_sinkhorn  # noqa: F401 - its tuners must exist before they are sought
     from triton.runtime.autotuner import Autotuner
 
-    referee = Referee(clouds, "cuda")
-    referee.saved = referee.prepare(product=False)
-    library = FlashSinkhorn(clouds, "cuda", referee)
-    loose = FlashSinkhorn(clouds, "cuda", referee, tf32=True)
-    for tuner in (found for found in gc.get_objects() if isinstance(found, Autotuner)):
+    for tuner in [found for found in gc.get_objects() if isinstance(found, Autotuner)]:
         tuner.configs = tuner.configs[share::shares] or tuner.configs[:1]
-    for which, groups in ((loose, {"solve"}), (library, {"solve", "hvp"})):
-        for _, task in which.tasks(groups):
-            try:
-                task.run()
-            except Exception as error:  # a candidate that this device cannot hold: the others still compile
-                warnings.warn(f"{type(error).__name__}: {error}", stacklevel=2)
+    for clouds in problems:
+        referee = Referee(clouds, "cuda")
+        referee.saved = referee.prepare(product=False)
+        for tf32, groups in ((True, {"solve"}), (False, {"solve", "hvp"})):
+            for _, task in FlashSinkhorn(clouds, "cuda", referee, tf32=tf32).tasks(groups):
+                try:
+                    task.run()
+                except Exception as error:  # a candidate that this device cannot hold: the others still compile
+                    warnings.warn(f"{type(error).__name__}: {error}", stacklevel=2)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

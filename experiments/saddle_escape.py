@@ -28,6 +28,7 @@ from ot_newton.minimize import minimize
 from ot_newton.problems.shuffled_regression import ShuffledRegression
 from ot_newton.result import OptimizeResult
 from ot_newton.saddle_switch import SaddleSwitch
+from ot_newton.status import Status
 
 BEST_BASIN = 1e-3  # a run is in the best basin if its loss is above the best known by less than this part of it
 LOOK_RTOL = 1e-2  # relative accuracy of a Hessian that is only looked at
@@ -44,7 +45,7 @@ class Config(RegressionConfig):
     """Which settings the options start from."""
     eps: tuple[float, ...] = (0.25,)
     """Temperatures, in squared standard deviations of a channel."""
-    starts: int = 3
+    starts: int = 2
     """Random starts at each temperature."""
     methods: tuple[Literal["adam", "adam-newton"], ...] = ("adam", "adam-newton")
     """What runs from every start."""
@@ -82,9 +83,10 @@ PRESETS = {
 }
 
 _COLUMNS = (
-    Column("run", "run"),
+    Column("eps", "eps", "g"),
+    Column("start", "start"),
     Column("method", "method"),
-    Column("start_lambda_min", "λ_min at start", "+.3f"),
+    Column("start_lambda_min", "first λ_min", "+.3f"),
     Column("steps", "steps", "d"),
     Column("newton_steps", "Newton", "d"),
     Column("loss", "loss", ".6f"),
@@ -92,7 +94,7 @@ _COLUMNS = (
     Column("grad_norm", "‖g‖", ".1e"),
     Column("lambda_min", "λ_min", "+.4f"),
     Column("rel_W", "rel_W", ".3f"),
-    Column("r2_held_out", "R² held out", ".3f"),
+    Column("r2_held_out", "R² test", ".3f"),
     Column("best_basin", "best basin"),
     Column("n_passes", "passes", "d"),
     Column("seconds", "seconds", ".1f"),
@@ -108,8 +110,9 @@ def main(config: Config) -> int:
             config.problem(config.eps[0])
         results = run_cases(config, _cases(config), tables=compare)
         print(format_table(results.summary, _COLUMNS))
-        for _, run in results.summary[results.summary["status"] != "converged"].iterrows():
-            print(f"not converged: {run['run']}: {run['message']}")
+        for status, runs in results.summary.groupby("status"):
+            if not Status(status).success:
+                print(f"not converged: {', '.join(runs['run'])}: {Status(status).advice}")
     table = load_table(folder / "table.csv", numeric=NUMERIC, text=TEXT)
     write(folder / "figure.png", render(partial(draw_escape, table=table), FIGURE_SIZE))
     print(f"tables and figure: {folder}")

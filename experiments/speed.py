@@ -38,7 +38,7 @@ VARIANTS: dict[str, Row] = {
 }
 COMPILERS = 14
 LibraryName = Literal[
-    "ot-newton", "flash-sinkhorn", "flash-sinkhorn TF32", "GeomLoss", "GeomLoss online", "OTT-JAX", "OTT-JAX dense",
+    "ot-newton", "flash-sinkhorn", "flash-sinkhorn-tf32", "GeomLoss", "GeomLoss-online", "OTT-JAX", "OTT-JAX-dense",
     "POT",
 ]  # fmt: skip
 
@@ -48,7 +48,9 @@ class Config(RunConfig):
     """Times, memory and errors of this library and of the others that are installed, over n and d."""
 
     name: ClassVar[str] = "speed"
-    _not_settings: ClassVar[frozenset[str]] = RunConfig._not_settings | {"copy_to", "timeout"}
+    _not_settings: ClassVar[frozenset[str]] = RunConfig._not_settings | {
+        "copy_to", "timeout", "libraries", "sizes", "large"  # they decide which cases there are, not what is in one
+    }  # fmt: skip
 
     preset: Literal["quick", "cpu", "h200"] = "cpu"
     """Which settings the options start from."""
@@ -184,17 +186,16 @@ def _cases(config: Config) -> dict[str, Case]:
     if rivals and installed(rivals[0]):
         cases["compile"] = partial(_compile, config)
     for size in config.sizes:
-        cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in rivals}
+        cases |= {f"{size}-{name}": partial(_compete, config, name, size, ("solve",)) for name in rivals}
+        if "flash-sinkhorn" in rivals:
+            cases[f"{size}-flash-sinkhorn-hvp"] = partial(_compete, config, "flash-sinkhorn", size, ("hvp",))
     if ours:
         for size in config.large:
             cases[f"{size}-{OWN}"] = partial(_compete_large, config, size)
         if config.accuracy:
             cases["accuracy"] = partial(_accuracy, config)
     for size in config.sizes:
-        if "flash-sinkhorn" in rivals:
-            cases[f"{size}-flash-sinkhorn-hvp"] = partial(_compete, config, "flash-sinkhorn", size, ("hvp",))
-    for size in config.sizes:
-        cases |= {_slug(f"{size}-{name}"): partial(_compete, config, name, size, ("solve",)) for name in others}
+        cases |= {f"{size}-{name}": partial(_compete, config, name, size, ("solve",)) for name in others}
     return cases
 
 
@@ -301,15 +302,8 @@ def _compile(config: Config, context: Context) -> Outcome:
     """Fill the cache of compiled candidates, each process a share, for every dimension that is timed."""
     shares = min(os.cpu_count() or 1, COMPILERS)
     dimensions = sorted({size.split("x")[1] for size in config.sizes})
-    requests = [
-        {"mode": "compile", "problems": [_clouds(config, f"320x{d}")], "share": share, "shares": shares}
-        for share in range(shares)
-        for d in dimensions
-    ]
+    problems = [_clouds(config, f"320x{d}") for d in dimensions]
+    requests = [{"mode": "compile", "problems": problems, "share": k, "shares": shares} for k in range(shares)]
     with ThreadPoolExecutor(shares) as pool:
         failures = [failure["detail"] for _, failure in pool.map(partial(_measure, config), requests) if failure]
     return Outcome({"library": "flash-sinkhorn", "groups": "compile", "status": (failures or ["ok"])[0]}, [])
-
-
-def _slug(name: str) -> str:
-    return name.replace(" ", "-")

@@ -53,7 +53,7 @@ def main() -> int:
         case "limits":
             _limits(emit)
         case "compile":
-            compile_share(problems[0], request["share"], request["shares"])
+            compile_share(problems, request["share"], request["shares"])
         case mode:
             raise ValueError(f"mode: expected prepare, tasks, limits or compile, got {mode!r}")
     return 0

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from ot_newton.kernels.apply import transport
 from ot_newton.kernels.operands import check, prepare
+from ot_newton.kernels.transport import transport
 
 _EXPONENT = 14  # A's rows and B reach 2^14, near the top of fp16's range, so that their low parts keep all digits
 _HEADROOM = 4  # weighted entries stay below 2^4

@@ -16,9 +16,10 @@ Reference: Proposition 1 of "FlashSinkhorn", arXiv:2602.03067, for the half-step
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ot_newton.kernels import tiles as tiling
-from ot_newton.kernels.operands import check, padded, prepare, prepare_bias
+from ot_newton.kernels.operands import check, padded, prepare
 from ot_newton.kernels.tiles import exp2, part, row_sum, score
 
 _LOG2E = tl.constexpr(tiling.LOG2E)
@@ -52,9 +53,9 @@ def lse(
     tiles = tiling.for_lse(width, products)
     blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
     sums, shifts = q.new_empty(ranges, n), q.new_empty(ranges, n)
-    bias, out = prepare_bias(v), q.new_empty(n)
+    bias, out = pad(v, (0, padded(m) - m), value=float("-inf")), q.new_empty(n)
     sizes = (n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns))
-    shape = (tiles.rows, tiles.columns, tiles.depth, products, width > tiles.depth, tiles.stages)
+    shape = (tiles.rows, tiles.columns, tiles.depth, products, tiling.streaming(width, products), tiles.stages)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     anchored = anchor is not None
     _lse_kernel[blocks, ranges](
@@ -75,7 +76,7 @@ def highest(
     for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
         v = tl.load(v_ptr + tl.arange(0, COLUMNS))
         s = score(high, low, q_ptr, q_plane, k_ptr, k_plane, D, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES)
-        top = tl.maximum(top, tl.max(s + v[None, :], 1))
+        top = tl.maximum(top, tl.max(tl.fma(v[None, :], _LOG2E, s), 1))
         k_ptr += COLUMNS * D
         v_ptr += COLUMNS
     return top
@@ -92,7 +93,9 @@ def _sum_range(
     for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
         v = tl.load(v_ptr + tl.arange(0, COLUMNS))
         s = score(high, low, q_ptr, q_plane, k_ptr, k_plane, D, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES)
-        total += row_sum(exp2(s + (v[None, :] - shift[:, None]), PRODUCTS == 1 and not STREAMED), ROWS, COLUMNS)
+        total += row_sum(
+            exp2(s + tl.fma(v[None, :], _LOG2E, -shift[:, None]), PRODUCTS == 1 and not STREAMED), ROWS, COLUMNS
+        )
         k_ptr += COLUMNS * D
         v_ptr += COLUMNS
     return tl.sum(total, 1)

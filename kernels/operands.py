@@ -87,14 +87,6 @@ def prepare(q: Tensor, k: Tensor, *, precision: str = "fp32", factor: float = LO
     return (Q, K) if products == 3 else (Q[0], K[0])
 
 
-def prepare_bias(v: Tensor) -> Tensor:
-    """A bias (m,) in units of log 2, padded with -inf to (m',)."""
-    m = len(v)
-    bias = v.new_empty(padded(m))
-    _bias_kernel[len(bias) // PAD,](v, bias, m, v.stride(0), LOG2E, PAD)
-    return bias
-
-
 def prepare_columns(V: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Columns V (m, c) as fp16 parts (2, m', width) of `V / scale`, and the scales (width,), exact powers of two."""
     m, c = V.shape
@@ -178,12 +170,6 @@ def _split_kernel(
         tl.store(out + size_padded.to(tl.int64) * w + place, low, mask=inside)
     else:
         tl.store(out + place, tl.where((block == 1 + side)[None, :], low, high), mask=inside)
-
-
-@triton.jit(do_not_specialize=["m", "stride"], do_not_specialize_on_alignment=["v_ptr"])
-def _bias_kernel(v_ptr, out_ptr, m, stride, factor, ROWS: tl.constexpr):
-    j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    tl.store(out_ptr + j, factor * tl.load(v_ptr + j * stride, mask=j < m, other=float("-inf")))
 
 
 @triton.jit(

@@ -36,8 +36,10 @@ class Tiles(NamedTuple):
 
 def for_lse(width: int, products: int) -> Tiles:
     """Tiles of the log-sum-exp and of the application to one column."""
-    if width > (64 if products == 3 else 128):
-        return Tiles(128, 128, 64, 8, 2) if width % 64 == 0 else Tiles(128, 64, 32, 4, 2)
+    if streaming(width, products):
+        if width <= 128:
+            return Tiles(128, 256, 64, 8, 2) if width == 128 else Tiles(128, 128, 32, 4, 2)
+        return Tiles(128, 128, 64 if width % 64 == 0 else 32, 8, 3)
     if products == 3:
         return Tiles(128, 64, width, 4, 2)
     return Tiles(64, 64 if width == 64 else 128, width, 4, 3)
@@ -45,13 +47,25 @@ def for_lse(width: int, products: int) -> Tiles:
 
 def for_columns(width: int, products: int, columns: int) -> Tiles:
     """Tiles of the applications that end in a matrix product with (padded) columns."""
-    if width > (64 if products == 3 else 128):
-        if width % 64 == 0:
-            return Tiles(64, 128, 64, 4, 2) if width == 128 else Tiles(128, 128, 64, 8, 2)
-        return Tiles(64, 128, 32, 4, 3)
+    if streaming(width, products):
+        return Tiles(64, 128, 64, 4, 2) if width % 64 == 0 else Tiles(64, 128, 32, 4, 3)
     if products == 3:
-        return Tiles(64, 64, width, 4, 3 if columns == 64 else 2)
-    return Tiles(64, 128 if columns > 16 and width <= 64 else 64, width, 4, 3)
+        return Tiles(64, 64, width, 4, 3) if columns == 64 else Tiles(128, 64, width, 4, 2)
+    return Tiles(64, 128 if columns <= 32 and width <= 32 else 64, width, 4, 3)
+
+
+def for_weights(width: int, products: int) -> Tiles:
+    """Tiles of the applications with weights, which hold two scores at a time."""
+    if streaming(width, products):
+        return Tiles(64, 64, 64 if width % 64 == 0 else 32, 4, 2)
+    return Tiles(64, 64, width, 4, 3 if products == 1 else 2)
+
+
+def streaming(width: int, products: int) -> int:
+    """How a program reads an operand: 0 holds its rows, 1 streams them, 2 also adds long sums in short pieces."""
+    if width <= (64 if products == 3 else 128):
+        return 0
+    return 1 if width <= 128 else 2
 
 
 def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, int, int]:
@@ -128,18 +142,19 @@ def score(
 ):  # fmt: skip
     """Scores [ROWS, COLUMNS]. `high` and `low` hold the rows' operand unless that is too wide and is STREAMED.
 
-    The tensor cores truncate their sums, so long sums are made of short ones.
+    The tensor cores truncate their sums, so that long ones are better made of short ones: see `streaming`.
     """
     if STREAMED:
         s = tl.zeros((ROWS, COLUMNS), tl.float32)
         for c in tl.range(0, D, DEPTH, num_stages=STAGES):
             q_high = part(q_ptr + c, 0, D, ROWS, DEPTH)
             k_high = part(k_ptr + c, 0, D, COLUMNS, DEPTH)
-            step = tl.zeros((ROWS, COLUMNS), tl.float32)
+            step = s if STREAMED == 1 else tl.zeros((ROWS, COLUMNS), tl.float32)
             if PRODUCTS == 3:
                 step = tl.dot(q_high, part(k_ptr + c, k_plane, D, COLUMNS, DEPTH).T, step)
                 step = tl.dot(part(q_ptr + c, q_plane, D, ROWS, DEPTH), k_high.T, step)
-            s += tl.dot(q_high, k_high.T, step)
+            step = tl.dot(q_high, k_high.T, step)
+            s = step if STREAMED == 1 else s + step
     else:
         k_high = part(k_ptr, 0, DEPTH, COLUMNS, DEPTH)
         if PRODUCTS == 3:

@@ -108,8 +108,6 @@ class Pairs:
         """`row(psi)` and, riding on the same pass, `D_a⁻¹ P V` of the plan it makes; shapes (n,) and (n, c)."""
         self.passes.half_steps += 1
         self.passes.columns += V.shape[1]
-        if self.backend == "triton":
-            self.passes.applications += 1
         x, y = self.source, self.target
         anchor = None if guess is None else x.norm - guess
         log_sum, mean = dispatch.attend(x.query, y.points, psi + y.bias, V, anchor=anchor, backend=self.backend)

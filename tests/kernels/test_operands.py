@@ -73,15 +73,6 @@ def test_columns_keep_22_bits_at_any_scale():
     assert (back[:, 5:] == 0).all()
 
 
-@here
-def test_bias_is_padded_with_weight_zero():
-    v = torch.tensor([0.5, -torch.inf, 2.0], device=DEVICE)
-    bias = operands.prepare_bias(v)
-    torch.testing.assert_close(bias[:3], v * torch.tensor(operands.LOG2E))
-    assert torch.isneginf(bias[3:]).all()
-    assert len(bias) == 256
-
-
 def test_refuses_other_types_and_devices():
     x = torch.zeros(2, 3)
     with pytest.raises(TypeError, match=r"q: expected torch.float32 .* got torch.float64"):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ot_newton.kernels import apply as apply_module
 from ot_newton.kernels import lse as lse_module
+from ot_newton.kernels import transport as transport_module
 from ot_newton.kernels.apply import apply, attend
 from ot_newton.kernels.graphs import record
 from ot_newton.kernels.hadamard import hadamard
@@ -263,7 +263,7 @@ def test_two_runs_give_the_same_bits(n, d):
 @pytest.mark.gpu
 def test_sizes_compile_nothing():
     kernels = [lse_module._lse_kernel, lse_module._finish_kernel]
-    kernels += [apply_module._transport_kernel, apply_module._finish_kernel]
+    kernels += [transport_module._transport_kernel, transport_module._finish_kernel]
 
     def compiled() -> int:
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
