@@ -362,7 +362,8 @@ def test_the_gpu_gives_the_same_answer(dtype):
     assert there.V.is_cuda
     assert there.success
     torch.testing.assert_close(there.w.cpu(), here.w, rtol=0, atol=64 * torch.finfo(dtype).eps)
-    T, T_there = lanczos(A, steps=20), lanczos(A.cuda(), steps=20)
+    v0 = torch.randn(200, generator=generator(), dtype=dtype)
+    T, T_there = lanczos(A, v0, steps=20), lanczos(A.cuda(), v0.cuda(), steps=20)
     torch.testing.assert_close(T_there.alpha[:8], T.alpha[:8], rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-12)
 
 
