@@ -1,8 +1,8 @@
 """The one door to the primitives over all n×m pairs: same calls, whichever backend does the work.
 
 A plan is `P_ij = exp(q_i·k_j + u_i + v_j)` for q (n, d), k (m, d), u (n,), v (m,); swap the roles for its transpose.
-Each call is one pass over the pairs. Backends: "dense" (the formulas,
-O(n·m) memory), "blocked" (streaming torch, any device, float32 and float64) and "triton" (CUDA, float32).
+Each call is one pass over the pairs. Backends: "dense" (the formulas, O(n·m) memory), "blocked" (streaming torch, any
+device, float32 and float64) and "triton" (CUDA, float32).
 """
 
 import importlib

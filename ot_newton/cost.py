@@ -1,6 +1,6 @@
 """Costs that are squared distances of embedded points: `C_ij = s |T(x_i) - T(y_j)|²`.
 
-The embedding T is the identity for "sqeuclidean" and `x/|x|` for "cosine", whose cost is `scale·(1 - cos) `, that is
+The embedding T is the identity for "sqeuclidean" and `x/|x|` for "cosine", whose cost is `scale·(1 - cos)`, that is
 `s = scale/2` on unit vectors. Everything else in the library sees embedded points only; derivatives in the original
 points follow by the chain rule `∇ = Jᵀ g` and `∇² v = Jᵀ H (J v) + d/dv[Jᵀ] g`.
 """
