@@ -181,3 +181,14 @@ def test_resolve():
     case = Inputs(3, 4, 2, torch.float32)
     with pytest.raises(RuntimeError, match=r"backend 'triton'"):
         dispatch.lse(case.q, case.k, case.v, backend="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_underflows_is_zero(dtype):
+    limits = torch.finfo(dtype)
+    exponents = torch.tensor([-math.inf, -1e4, math.log(limits.tiny) + 8, -1.0, 0.0], dtype=dtype)
+    zero, one = torch.zeros(5, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype)
+    out = dispatch.apply(zero, zero[:1], exponents, zero[0], one, backend="blocked")[:, 0]
+    assert out[:2].tolist() == [0, 0]
+    assert 0 < float(out[2]) < 1e4 * limits.tiny
+    torch.testing.assert_close(out[3:], exponents[3:].exp())
