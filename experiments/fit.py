@@ -59,8 +59,9 @@ class Config(RunConfig):
     """Where to start: auto is the Monge map, if X and Y have as many channels, and random starts."""
     intercept: bool = False
     """Estimate an offset too; both clouds are centred already, so it is rarely needed."""
-    max_cells: int = 2000
-    """Cells of each file that are used, drawn at random."""
+    max_cells: int = 5000
+    """Cells of each file that are used, drawn at random. Where both files hold the same cells, use them all: a cell
+    whose partner is not drawn counts as noise."""
     start_cells: int = 300
     """Cells of each side that the starts run on."""
     cofactor: float = 3000.0
