@@ -41,9 +41,8 @@ class _Gradient(Function):
         ctx: Any, x: Tensor, y: Tensor, a: Tensor, b: Tensor, plan: Plan, rtol: float | None, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         ctx.plan, ctx.rtol, ctx.needs = plan, rtol, needs
-        s2, pairs = 2 * plan.pairs.scale, plan.pairs
-        grad_x = s2 * (plan.row_sums[:, None] * pairs.source.points - plan.Py) if needs[0] else None
-        grad_y = s2 * (plan.col_sums[:, None] * pairs.target.points - plan.Ptx) if needs[1] else None
+        grad_x = plan.embedded_grad() if needs[0] else None
+        grad_y = plan.embedded_grad_y() if needs[1] else None
         # Weights move on the simplex, so a potential is a gradient up to a constant; the mean is taken out.
         grad_a = plan.f - plan.a @ plan.f if needs[2] else None
         grad_b = plan.g - plan.b @ plan.g if needs[3] else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ot_newton.hessian import row_moments
+from ot_newton.pairs import Pairs
 from ot_newton.plan import Plan
 from ot_newton.response import SchurSpace, inverse, respond_schur
 from ot_newton.status import Status
@@ -57,19 +58,13 @@ def linear_model_hessian(
 
     `rtol` bounds the relative residual of every column of the block solve.
     """
-    pairs, r, eps, s2 = plan.pairs, plan.row_sums, plan.eps, 2 * plan.pairs.scale
+    pairs = plan.pairs
     before = pairs.passes.total
-    n, p = X.shape
-    y, q = pairs.target.points, pairs.target.points.shape[1]
     mean, covariance = conditional_moments(plan)
-    moved = plan.adjoint(torch.cat([X, (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)], 1))
-    B = s2 * (moved[:, p:] - (moved[:, :p, None] * y[:, None, :]).reshape(-1, p * q))
-    rho_r = s2 * (X[:, :, None] * (pairs.source.points - mean)[:, None, :]).reshape(n, p * q)
-    space = SchurSpace(pairs, plan.phi, plan.psi, r, plan.col_sums)
+    explicit, rho_r, B = moves(pairs, X, plan.row_sums, mean, covariance, plan.adjoint(carried(X, mean)))
+    space = SchurSpace(pairs, plan.phi, plan.psi, plan.row_sums, plan.col_sums)
     modes = plan.modes if modes is None else modes
-    answer = respond_schur(space, rho_r / eps, B / eps, rtol=rtol, modes=modes, max_iter=max_iter)
-    local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / eps) * covariance
-    explicit = torch.einsum("ni,njl,nk->ijkl", r[:, None] * X, local, X).reshape(p * q, p * q)
+    answer = respond_schur(space, rho_r / plan.eps, B / plan.eps, rtol=rtol, modes=modes, max_iter=max_iter)
     implicit = B.T @ answer.dpsi
     H = explicit + (implicit + implicit.T) / 2
     residual = float(answer.residual.max())
@@ -78,6 +73,26 @@ def linear_model_hessian(
     return LinearModelHessian(
         H, answer.dphi, answer.dpsi, residual, error, answer.status, pairs.passes.total - before, answer.modes
     )
+
+
+def carried(X: Tensor, mean: Tensor) -> Tensor:
+    """Columns `[X, X⊗ȳ]` (n, p + pq) whose transport `moves` needs."""
+    return torch.cat([X, (X[:, :, None] * mean[:, None, :]).flatten(1)], 1)
+
+
+def moves(
+    pairs: Pairs, X: Tensor, r: Tensor, mean: Tensor, covariance: Tensor, moved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the moves of W do at fixed potentials: the first term of H (pq, pq), `ρ/r` (n, pq) and B (m, pq).
+
+    `moved` is `Pᵀ carried(X, mean)`, (m, p + pq).
+    """
+    s2, y, p = 2 * pairs.scale, pairs.target.points, X.shape[1]
+    q = y.shape[1]
+    local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / pairs.eps) * covariance
+    explicit = torch.einsum("ni,njl,nk->ijkl", r[:, None] * X, local, X).reshape(p * q, p * q)
+    rho_r = s2 * (X[:, :, None] * (pairs.source.points - mean)[:, None, :]).flatten(1)
+    return explicit, rho_r, s2 * (moved[:, p:] - (moved[:, :p, None] * y[:, None, :]).flatten(1))
 
 
 def conditional_moments(plan: Plan) -> tuple[Tensor, Tensor]:

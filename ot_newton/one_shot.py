@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ot_newton.linear_model import carried, moves
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, centred, dual
 from ot_newton.response import SchurSpace, relative, start_block
@@ -71,15 +72,14 @@ class _Sweep:
 
 
 def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor) -> _Sweep:
-    y, (n, p) = pairs.target.points, X.shape
+    y, n = pairs.target.points, len(X)
     q, k = y.shape[1], V.shape[1]
     i, j = torch.triu_indices(q, q, device=y.device)
     phi, rows = pairs.row_with(psi, torch.cat([V, y, y[:, i] * y[:, j]], 1), guess)
     mean, upper = rows[:, k : k + q], rows[:, k + q :]
     second = upper.new_empty(n, q, q)
     second[:, i, j], second[:, j, i] = upper, upper
-    crossed = (X[:, :, None] * mean[:, None, :]).reshape(n, p * q)
-    ahead, columns = pairs.col_with(phi, torch.cat([rows[:, :k], X, crossed], 1), psi)
+    ahead, columns = pairs.col_with(phi, torch.cat([rows[:, :k], carried(X, mean)], 1), psi)
     state = Potentials.after_sweep(pairs, phi, psi, ahead, columns[:, :k])
     return _Sweep(state, V, columns[:, :k], mean, second, state.c[:, None] * columns[:, k:])
 
@@ -129,17 +129,12 @@ def one_shot(
 
 
 def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) -> OneShot:
-    state, eps, s2, (n, p) = swept.state, pairs.eps, 2 * pairs.scale, X.shape
-    Z, y, r, mean = pairs.source.points, pairs.target.points, state.r, swept.mean
-    q = y.shape[1]
-    PX, crossed = swept.moved[:, :p], swept.moved[:, p:]
+    state, eps, r, mean = swept.state, pairs.eps, swept.state.r, swept.mean
+    covariance = swept.second - mean[:, :, None] * mean[:, None, :]
+    explicit, rho_r, rhs = moves(pairs, X, r, mean, covariance, swept.moved)
     space = SchurSpace(pairs, state.phi, state.psi, r, state.c)
-    rhs = s2 * (crossed - (PX[:, :, None] * y[:, None, :]).reshape(-1, p * q))
     rhs = torch.cat([rhs / eps, (pairs.target.weights - state.c)[:, None]], 1)
     B = space.project(space.root_inv[:, None] * rhs)  # (m, pq + 1)
-    covariance = swept.second - mean[:, :, None] * mean[:, None, :]
-    local = s2 * torch.eye(q, dtype=X.dtype, device=X.device) - (s2**2 / eps) * covariance
-    explicit = torch.einsum("ni,njl,nk->ijkl", r[:, None] * X, local, X).reshape(p * q, p * q)
     space.expand(start_block(space, B, state.modes))
     matrix, change = explicit, float("inf")
     for step in range(max_iter):
@@ -155,9 +150,9 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
     coordinates, _ = space.solve(B)
     x, Px = _capped(space, B[:, -1])
     h = space.Q @ coordinates[:, :-1]
-    slope = s2 * (X[:, :, None] * (Z - mean)[:, None, :]).reshape(n, p * q) / eps
-    dphi = slope - space.r_inv[:, None] * (space.PQ @ coordinates[:, :-1])
-    grad = s2 * (X.T @ (r[:, None] * (Z - mean))) + eps * (B[:, :-1].T @ x).reshape(p, q)
+    dphi = rho_r / eps - space.r_inv[:, None] * (space.PQ @ coordinates[:, :-1])
+    slope = 2 * pairs.scale * (X.T @ (r[:, None] * (pairs.source.points - mean)))  # (p, q)
+    grad = slope + eps * (B[:, :-1].T @ x).reshape(slope.shape)
     value = eps * (dual(pairs, state.phi, state.psi) + (B[:, -1] @ x).to(torch.float64) / 2)
     return OneShot(
         value=value.to(X.dtype),

@@ -149,8 +149,11 @@ class Plan:
 
     def grad_y(self) -> Tensor:
         """∇_y of the value at fixed marginals, (m, d)."""
-        g = 2 * self.pairs.scale * (self.col_sums[:, None] * self.pairs.target.points - self.Ptx)
-        return self.cost.pull(self.y, g[:, :, None])[:, :, 0]
+        return self.cost.pull(self.y, self.embedded_grad_y()[:, :, None])[:, :, 0]
+
+    def embedded_grad_y(self) -> Tensor:
+        """Gradient in the embedded targets, (m, d)."""
+        return 2 * self.pairs.scale * (self.col_sums[:, None] * self.pairs.target.points - self.Ptx)
 
     def hessian(self, **options) -> "PlanHessian":
         """∇²_x of the value as an operator on (n·d); see `PlanHessian` for the options."""
