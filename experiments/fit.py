@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ot_newton.adam import Adam
-from ot_newton.curvature import smallest_eigenvalue
+from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.experiments.environment import pick_device
 from ot_newton.experiments.errors import InputError, checking_input
 from ot_newton.experiments.fit_report import SUMMARY_COLUMNS, Pair, redraw, write_report

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 
 from ot_newton.adam import Adam
-from ot_newton.curvature import smallest_eigenvalue
+from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.experiments.errors import checking_input
 from ot_newton.experiments.escape_figure import NEWTON_PHASES, NUMERIC, TEXT, draw_escape
 from ot_newton.experiments.figures import render

@@ -11,7 +11,7 @@ if not (_Path(__file__).parent / "kernels").is_dir():
 
 from ot_newton.adam import Adam
 from ot_newton.autograd import ot_loss
-from ot_newton.curvature import smallest_eigenvalue
+from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.hessian import PlanHessian
 from ot_newton.krylov import cg, minres
 from ot_newton.lanczos import eigsh

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, dual
-from ot_newton.response import BLOCK, SchurSpace, start_block
+from ot_newton.schur import BLOCK, SchurSpace, start_block
 from ot_newton.status import Status
 
 LONGEST = 30.0

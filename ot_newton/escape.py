@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ot_newton.curvature import Curvature
+from ot_newton.certificate import Certificate
 from ot_newton.linesearch import first_length, ray_search, value_noise
 from ot_newton.problem import Problem
 
@@ -27,7 +27,7 @@ def leave_saddle(
     w: torch.Tensor,
     fun: float,
     grad: torch.Tensor,
-    curvature: Curvature,
+    curvature: Certificate,
     last: Escape | None = None,
     least_fall: float = 0.0,
 ) -> Escape | None:

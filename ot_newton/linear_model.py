@@ -18,7 +18,8 @@ from torch import Tensor
 from ot_newton.hessian import row_moments
 from ot_newton.pairs import Pairs
 from ot_newton.plan import Plan
-from ot_newton.response import SchurSpace, inverse, respond_schur
+from ot_newton.response import respond_schur
+from ot_newton.schur import SchurSpace, inverse
 from ot_newton.status import Status
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from ot_newton.curvature import Curvature
+from ot_newton.certificate import Certificate
 from ot_newton.problem import Problem
 from ot_newton.status import Status
 
@@ -64,7 +64,7 @@ class Escaping(Protocol[S]):
     """A method that can also leave a stationary point along a direction of negative curvature."""
 
     def escape_saddle(
-        self, problem: Problem, w: torch.Tensor, state: S, curvature: Curvature, least_fall: float = 0.0
+        self, problem: Problem, w: torch.Tensor, state: S, curvature: Certificate, least_fall: float = 0.0
     ) -> tuple[torch.Tensor, S]:
         """The next point and its state; the same point and LINE_SEARCH_FAILED if f does not fall along the direction.
 

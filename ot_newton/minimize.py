@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ot_newton.adam import Adam
+from ot_newton.certificate import SEED, Certificate, Verdict, smallest_eigenvalue
 from ot_newton.counting import CountedProblem
-from ot_newton.curvature import SEED, Curvature, Verdict, smallest_eigenvalue
 from ot_newton.escape import leave_saddle
 from ot_newton.method import Escaping, Method, State
 from ot_newton.newton_cg import NewtonCG
@@ -148,7 +148,7 @@ class _Run:
     w: torch.Tensor
     reference: float = 0.0
     seconds: float = 0.0
-    certificate: Curvature | None = None
+    certificate: Certificate | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def to_the_end(self, callback: Callback | None) -> OptimizeResult:
@@ -201,7 +201,7 @@ class _Run:
             return rest, "f does not fall along the eigenvector by more than its noise."
         return Status.LINE_SEARCH_FAILED, "The negative eigenvalue is inconsistent with f, which rises both ways."
 
-    def _escapable(self, state: State, evidence: Curvature) -> bool:
+    def _escapable(self, state: State, evidence: Certificate) -> bool:
         """Whether f falls along the eigenvector, or has not been tried yet by a method that will try it."""
         if isinstance(self.method, Escaping):
             return state.status is not Status.LINE_SEARCH_FAILED
@@ -226,7 +226,7 @@ class _Run:
             return Status.PASS_LIMIT
         return Status.TIME_LIMIT if last["seconds"] >= self.options.time_limit else None
 
-    def _certify(self) -> Curvature:
+    def _certify(self) -> Certificate:
         rtol = self.options.curvature_rtol
         H = self.problem.hessian(self.w, rtol / 3)
         rng = torch.Generator().manual_seed(SEED + self.options.seed * 0x10_0000 + len(self.rows))

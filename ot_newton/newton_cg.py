@@ -11,7 +11,7 @@ from math import inf, isfinite, nan, sqrt
 
 import torch
 
-from ot_newton.curvature import Curvature
+from ot_newton.certificate import Certificate
 from ot_newton.escape import Escape, leave_saddle
 from ot_newton.linesearch import ray_search, value_noise
 from ot_newton.method import State, evaluate
@@ -104,7 +104,7 @@ class NewtonCG:
         return w, _stay(state, Status.STALLED if model.scale == 0 else Status.NONFINITE)
 
     def escape_saddle(
-        self, problem: Problem, w: torch.Tensor, state: NewtonState, curvature: Curvature, least_fall: float = 0.0
+        self, problem: Problem, w: torch.Tensor, state: NewtonState, curvature: Certificate, least_fall: float = 0.0
     ) -> tuple[torch.Tensor, NewtonState]:
         """Leave a stationary point along the eigenvector; LINE_SEARCH_FAILED if f falls in neither sense."""
         found = leave_saddle(problem, w, state.fun, state.grad, curvature, state.last_escape, least_fall)

@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 
 from ot_newton.capped_cg import capped_cg
-from ot_newton.curvature import dense_curvature, rounding, spectrum
+from ot_newton.certificate import dense_certificate, rounding, spectrum
 from ot_newton.eigen_step import eigen_step
 from ot_newton.linesearch import first_length
 from ot_newton.operators import LinearOperator, MatrixOperator
@@ -49,7 +49,7 @@ def exact_model(H: MatrixOperator, w: torch.Tensor, g: torch.Tensor, *, error: f
     `error` is the relative error of H; eigenvalues within it are raised to it.
     """
     values, vectors = spectrum(H)
-    evidence = dense_curvature(values, vectors, H, rtol=error, error=error)
+    evidence = dense_certificate(values, vectors, H, rtol=error, error=error)
     lowest, scale, floor = evidence.lambda_min, evidence.scale, evidence.noise
     if not isfinite(lowest):
         return Model(None, None, lowest, scale, lowest)

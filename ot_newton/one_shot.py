@@ -18,7 +18,7 @@ from torch import Tensor
 from ot_newton.linear_model import carried, moves
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, centred, dual
-from ot_newton.response import SchurSpace, relative, start_block
+from ot_newton.schur import SchurSpace, relative, start_block
 from ot_newton.two_level import START, correction, orthonormal_under, two_level
 
 WIDTH = 24

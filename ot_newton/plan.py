@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ot_newton.cost import Cost
 from ot_newton.pairs import Pairs
-from ot_newton.response import inverse
+from ot_newton.schur import inverse
 from ot_newton.status import Status
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ot_newton.curvature import Curvature
+from ot_newton.certificate import Certificate
 from ot_newton.status import Status
 
 HISTORY = {
@@ -55,7 +55,7 @@ class OptimizeResult:
     nhev: int
     n_passes: int
     lambda_min: float
-    certificate: Curvature | None
+    certificate: Certificate | None
     rows: list[dict[str, Any]] = field(repr=False)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ot_newton.adam import Adam
-from ot_newton.curvature import Curvature, Verdict, smallest_eigenvalue
+from ot_newton.certificate import Certificate, Verdict, smallest_eigenvalue
 from ot_newton.escape import Escape, leave_saddle
 from ot_newton.method import Method, State
 from ot_newton.newton_cg import NewtonCG
@@ -118,7 +118,7 @@ class SaddleSwitch:
         """A step of the method in charge, or an escape; before that the change of method, if it is due."""
         if state.finishing:
             return self._finish(problem, w, state)
-        look: Curvature | None = None
+        look: Certificate | None = None
         if state.since_look >= self.check_every:
             look = self._look(problem, w)
             state = replace(state, since_look=0)
@@ -136,7 +136,7 @@ class SaddleSwitch:
         return w, _outer(replace(state, recent=recent, since_look=state.since_look + 1), inner)
 
     def escape_saddle(
-        self, problem: Problem, w: torch.Tensor, state: SwitchState, curvature: Curvature, least_fall: float = 0.0
+        self, problem: Problem, w: torch.Tensor, state: SwitchState, curvature: Certificate, least_fall: float = 0.0
     ) -> tuple[torch.Tensor, SwitchState]:
         """Leave a stationary point along the eigenvector and start the first method afresh there."""
         found = leave_saddle(problem, w, state.fun, state.grad, curvature, state.last_escape, least_fall)
@@ -149,7 +149,7 @@ class SaddleSwitch:
         state = replace(state, finishing=False, stay=-1, since_look=0, n_refused=0, last_escape=found)
         return found.point, _outer(state, inner)
 
-    def _look(self, problem: Problem, w: torch.Tensor) -> Curvature:
+    def _look(self, problem: Problem, w: torch.Tensor) -> Certificate:
         """λ_min, by a rough Hessian where that settles the sign: it may come free with the gradient."""
         H = problem.hessian(w, ROUGH)
         seen = smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)

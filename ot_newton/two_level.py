@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, centred, dual
-from ot_newton.response import small_eigh
+from ot_newton.schur import small_eigh
 from ot_newton.status import Status
 
 WIDTH = 32

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ot_newton.curvature import smallest_eigenvalue
+from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.escape import leave_saddle
 from ot_newton.linesearch import first_length, ray_search, value_noise
 from ot_newton.problems import toys

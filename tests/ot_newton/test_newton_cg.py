@@ -207,7 +207,7 @@ def test_float32():
 
 def test_second_escape_from_one_saddle_differs():
     problem, method = toys.StrictSaddle([0.0, 0.0], b=1e-3), NewtonCG()
-    from ot_newton.curvature import smallest_eigenvalue
+    from ot_newton.certificate import smallest_eigenvalue
 
     w = problem.start(torch.Generator())
     state = method.init(problem, w)

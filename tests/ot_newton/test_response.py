@@ -2,7 +2,8 @@ import pytest
 import torch
 from referee import Referee, pts, relative, wts
 
-from ot_newton.response import SchurSpace, inverse, orthonormal, respond
+from ot_newton.response import respond
+from ot_newton.schur import SchurSpace, inverse, orthonormal
 from ot_newton.sinkhorn import solve
 from ot_newton.status import Status
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from ot_newton.curvature import Verdict, smallest_eigenvalue, spectrum
+from ot_newton.certificate import Verdict, smallest_eigenvalue, spectrum
 from ot_newton.operators import DiagonalOperator, FunctionOperator, MatrixOperator
 from ot_newton.problems.toys import Quadratic
 

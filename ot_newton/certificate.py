@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Curvature:
+class Certificate:
     """The smallest eigenvalue of a Hessian with its evidence. All numbers in the units of the Hessian.
 
     Attributes:
@@ -75,7 +75,7 @@ def smallest_eigenvalue(
     confidence: float = 0.99,
     maxiter: int = 1024,
     rng: torch.Generator | None = None,
-) -> Curvature:
+) -> Certificate:
     """The smallest eigenvalue of a symmetric operator (n, n), with bounds on both sides.
 
     A matrix, or an operator of at most 128 rows, is diagonalised in float64. For anything larger the Krylov space of a
@@ -109,9 +109,9 @@ def smallest_eigenvalue(
             f"got {rtol}, {confidence}, {error} and {maxiter}"
         )
     if n <= (LARGE_DENSE_LIMIT if isinstance(H, MatrixOperator) else DENSE_LIMIT):
-        return dense_curvature(*spectrum(H), H, rtol=rtol, error=error)
+        return dense_certificate(*spectrum(H), H, rtol=rtol, error=error)
     rng = torch.Generator().manual_seed(SEED) if rng is None else rng
-    return _krylov_curvature(H, rtol, error, confidence, maxiter, rng)
+    return _krylov_certificate(H, rtol, error, confidence, maxiter, rng)
 
 
 def spectrum(H: LinearOperator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,13 +126,13 @@ def spectrum(H: LinearOperator) -> tuple[torch.Tensor, torch.Tensor]:
     return values, vectors
 
 
-def dense_curvature(
+def dense_certificate(
     values: torch.Tensor, vectors: torch.Tensor, H: LinearOperator, *, rtol: float, error: float
-) -> Curvature:
+) -> Certificate:
     """The evidence in a full spectrum of H, as `spectrum` returns it."""
     scale = float(values.abs().max())
     lowest = float(values[0])
-    return Curvature(
+    return Certificate(
         lambda_min=lowest,
         lower=lowest,
         vector=vectors[:, 0].to(H.device, H.dtype),
@@ -144,9 +144,9 @@ def dense_curvature(
     )
 
 
-def _krylov_curvature(
+def _krylov_certificate(
     H: LinearOperator, rtol: float, error: float, confidence: float, maxiter: int, rng: torch.Generator
-) -> Curvature:
+) -> Certificate:
     n, before = H.shape[0], H.n_matvec
     looks = maxiter // LOOK_EVERY + 1
     miss = log(1.648 * sqrt(n) * 2 * looks / (1 - confidence))  # both ends, at every look
@@ -176,7 +176,7 @@ def _krylov_curvature(
         lowest = float(y @ (H @ y))
     else:
         y, lowest, lower = start[:, 0], nan, nan
-    return Curvature(
+    return Certificate(
         lambda_min=lowest,
         lower=min(lower, lowest),
         vector=y,
