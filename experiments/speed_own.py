@@ -12,6 +12,7 @@ from torch import Tensor
 from ot_newton.experiments.speed_problem import Arrays, Clouds, Referee, Task, errors
 from ot_newton.hessian import DEFAULT_RTOL, PlanHessian
 from ot_newton.plan import Plan
+from ot_newton.schur import BLOCK
 from ot_newton.sinkhorn import ConvergenceWarning, solve
 
 COLUMNS = (1, 16, 32, 64)
@@ -116,7 +117,8 @@ class Own:
         def answer(found: Tensor) -> Arrays:
             return {"hvp": _array(found).reshape(self.clouds.n, -1)}
 
-        return Task(run, answer, count=lambda: plan.pairs.passes.total, columns=self.clouds.d + 1, detail=detail)
+        columns = max(self.clouds.d + 1, BLOCK if method == "block" else 1)
+        return Task(run, answer, count=lambda: plan.pairs.passes.total, columns=columns, detail=detail)
 
     def _kernels(self, plan: Plan) -> Iterator[tuple[str, Task]]:
         phi, psi, pairs = plan.phi, plan.psi, plan.pairs

@@ -65,6 +65,12 @@ def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None) -> Ten
     return out
 
 
+def half_step(q: Tensor, k: Tensor, v: Tensor, norm: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """`norm - lse(q, k, v)` and its difference from a guess of it, `guess - (norm - lse)`; both (n,)."""
+    potential = norm - lse(q, k, v, anchor=norm - guess)
+    return potential, guess - potential
+
+
 def _lost(total: Tensor) -> Tensor:
     """Rows whose anchored sum overflowed, vanished, or came so close to either that digits are gone."""
     limits = torch.finfo(total.dtype)
@@ -112,9 +118,23 @@ def apply(q: Tensor, k: Tensor, u: Tensor, v: Tensor, V: Tensor) -> Tensor:
     return out
 
 
-def hadamard(q: Tensor, k: Tensor, u: Tensor, v: Tensor, A: Tensor, B: Tensor, V: Tensor) -> Tensor:
-    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c)."""
-    out = q.new_zeros(len(q), V.shape[1])
-    for i, j, P in _plan_blocks(q, k, u, v):
+def hadamard(
+    q: Tensor, k: Tensor, u: Tensor | None, v: Tensor, A: Tensor, B: Tensor, V: Tensor, *, anchor: Tensor | None = None
+) -> Tensor:
+    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c).
+
+    Without u the rows of P sum to one; the sums come in the same pass where there is an anchor.
+    """
+    out, total = q.new_zeros(len(q), V.shape[1]), q.new_zeros(len(q))
+    shift = u if u is not None else -(lse(q, k, v) if anchor is None else anchor)
+    for i, j, P in _plan_blocks(q, k, shift, v):
+        if u is None:
+            total[i] += P.sum(dim=1)
         out[i].addmm_(P.mul_(A[i] @ B[j].T), V[j])
+    if u is not None:
+        return out
+    out /= total[:, None]
+    lost = _lost(total)
+    if len(lost) and anchor is not None:
+        out[lost] = hadamard(q[lost], k, None, v, A[lost], B, V)
     return out

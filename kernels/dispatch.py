@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 BACKENDS = ("auto", "blocked", "dense", "triton")
+Operands = tuple[Tensor, Tensor]
 _MODULES = {"dense": "reference", "blocked": "blocked", "triton": "fused"}
 
 
@@ -47,25 +48,92 @@ def resolve(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     return backend
 
 
-def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None, backend: str = "auto") -> Tensor:
+def prepare(q: Tensor, k: Tensor, *, backend: str = "auto") -> Operands | None:
+    """What the backend can work out beforehand for all calls on q and k; exchange the two parts with the roles.
+
+    None for a backend that needs nothing.
+    """
+    backend = resolve(backend, q.device, q.dtype)
+    return _module(backend).prepare(q, k) if backend == "triton" else None
+
+
+def padded(v: Tensor, *, backend: str = "auto") -> Tensor:
+    """v (m,) as the backend wants it where many calls take the same; it may be longer, with -inf at its end."""
+    backend = resolve(backend, v.device, v.dtype)
+    return _module(backend).padded_bias(v, len(v)) if backend == "triton" else v
+
+
+def lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    anchor: Tensor | None = None,
+    operands: Operands | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """Row log-sum-exp `log Σ_j exp(q_i·k_j + v_j)`, shape (n,). `anchor` (n,), a guess of it, saves a maximum."""
-    return _module(resolve(backend, q.device, q.dtype)).lse(q, k, v, anchor=anchor)
+    module = _module(resolve(backend, q.device, q.dtype))
+    return module.lse(q, k, v, anchor=anchor, **_given(operands))
+
+
+def half_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    norm: Tensor,
+    guess: Tensor,
+    *,
+    operands: Operands | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """A Sinkhorn half-step `norm - lse(q, k, v)`, and `guess - (norm - lse)` for a guess of it."""
+    module = _module(resolve(backend, q.device, q.dtype))
+    return module.half_step(q, k, v, norm, guess, **_given(operands))
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, V: Tensor, *, anchor: Tensor | None = None, backend: str = "auto"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    V: Tensor,
+    *,
+    anchor: Tensor | None = None,
+    operands: Operands | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Row log-sum-exp (n,) and softmax-weighted averages `Σ_j softmax_j(q_i·k_j + v_j) V_j` (n, c)."""
-    return _module(resolve(backend, q.device, q.dtype)).attend(q, k, v, V, anchor=anchor)
+    module = _module(resolve(backend, q.device, q.dtype))
+    return module.attend(q, k, v, V, anchor=anchor, **_given(operands))
 
 
-def apply(q: Tensor, k: Tensor, u: Tensor, v: Tensor, V: Tensor, *, backend: str = "auto") -> Tensor:
+def apply(
+    q: Tensor, k: Tensor, u: Tensor, v: Tensor, V: Tensor, *, operands: Operands | None = None, backend: str = "auto"
+) -> Tensor:
     """Transport application `P V`, shape (n, c) for V of shape (m, c)."""
-    return _module(resolve(backend, q.device, q.dtype)).apply(q, k, u, v, V)
+    return _module(resolve(backend, q.device, q.dtype)).apply(q, k, u, v, V, **_given(operands))
 
 
 def hadamard(
-    q: Tensor, k: Tensor, u: Tensor, v: Tensor, A: Tensor, B: Tensor, V: Tensor, *, backend: str = "auto"
+    q: Tensor,
+    k: Tensor,
+    u: Tensor | None,
+    v: Tensor,
+    A: Tensor,
+    B: Tensor,
+    V: Tensor,
+    *,
+    anchor: Tensor | None = None,
+    operands: Operands | None = None,
+    backend: str = "auto",
 ) -> Tensor:
-    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c)."""
-    return _module(resolve(backend, q.device, q.dtype)).hadamard(q, k, u, v, A, B, V)
+    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c).
+
+    Without u the rows of P are normalised to sum to one; `anchor` is as in `lse`.
+    """
+    module = _module(resolve(backend, q.device, q.dtype))
+    return module.hadamard(q, k, u, v, A, B, V, anchor=anchor, **_given(operands))
+
+
+def _given(operands: Operands | None) -> dict[str, Operands]:
+    return {} if operands is None else {"operands": operands}

@@ -2,6 +2,7 @@
 
 from ot_newton.kernels.apply import apply, attend
 from ot_newton.kernels.hadamard import hadamard
-from ot_newton.kernels.lse import lse
+from ot_newton.kernels.lse import half_step, lse
+from ot_newton.kernels.operands import padded_bias, prepare
 
-__all__ = ["apply", "attend", "hadamard", "lse"]
+__all__ = ["apply", "attend", "hadamard", "half_step", "lse", "padded_bias", "prepare"]

@@ -22,7 +22,7 @@ _HEADROOM = 4  # weighted entries stay below 2^4
 def hadamard(
     q: Tensor,
     k: Tensor,
-    u: Tensor,
+    u: Tensor | None,
     v: Tensor,
     A: Tensor,
     B: Tensor,
@@ -36,7 +36,7 @@ def hadamard(
 
     Args:
         q, k: points, (n, d) and (m, d), float32 on one CUDA device.
-        u, v: (n,) and (m,), may hold -inf.
+        u, v: (n,) and (m,), may hold -inf; without u the rows of P are normalised to sum to one.
         A, B: factors of the weights, (n, h) and (m, h).
         V: (m, c).
         anchor, precision, operands: as in `apply`.
@@ -45,7 +45,7 @@ def hadamard(
         TypeError: for anything but float32.
         ValueError: for tensors that are not on one CUDA device, or an unknown precision.
     """
-    check(precision, q=q, k=k, u=u, v=v, A=A, B=B, V=V)
+    check(precision, q=q, k=k, v=v, A=A, B=B, V=V, **({} if u is None else {"u": u}))
     a, b = _excess(A.abs().amax(dim=1)), _excess(B.abs().amax())
     weights = prepare(torch.ldexp(A, -a[:, None]), torch.ldexp(B, -b), precision=precision, factor=1.0)
     power = 2 * _EXPONENT + math.ceil(math.log2(A.shape[1])) - _HEADROOM

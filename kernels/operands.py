@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ot_newton.kernels.tiles import INTERPRETED, LOG2E, PAD
 
@@ -42,6 +43,11 @@ def check(precision: str, **tensors: Tensor) -> None:
 def padded(n: int) -> int:
     """Rows of an operand for n points: whole tiles of every kernel."""
     return triton.cdiv(n, PAD) * PAD
+
+
+def padded_bias(v: Tensor, m: int) -> Tensor:
+    """v (m,) with -inf up to whole tiles; v itself if it has them."""
+    return v if len(v) == padded(m) else pad(v, (0, padded(m) - m), value=float("-inf"))
 
 
 def layout(d: int, precision: str) -> tuple[int, int]:

@@ -14,6 +14,12 @@ def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None) -> Ten
     return torch.logsumexp(q @ k.T + v, dim=1)
 
 
+def half_step(q: Tensor, k: Tensor, v: Tensor, norm: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """`norm - lse(q, k, v)` and its difference from a guess of it, `guess - (norm - lse)`; both (n,)."""
+    potential = norm - lse(q, k, v)
+    return potential, guess - potential
+
+
 def plan(q: Tensor, k: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """The plan itself, `exp(q_i·k_j + u_i + v_j)`, shape (n, m)."""
     return torch.exp(q @ k.T + u[:, None] + v)
@@ -24,9 +30,15 @@ def apply(q: Tensor, k: Tensor, u: Tensor, v: Tensor, V: Tensor) -> Tensor:
     return plan(q, k, u, v) @ V
 
 
-def hadamard(q: Tensor, k: Tensor, u: Tensor, v: Tensor, A: Tensor, B: Tensor, V: Tensor) -> Tensor:
-    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c)."""
-    return (plan(q, k, u, v) * (A @ B.T)) @ V
+def hadamard(
+    q: Tensor, k: Tensor, u: Tensor | None, v: Tensor, A: Tensor, B: Tensor, V: Tensor, *, anchor: Tensor | None = None
+) -> Tensor:
+    """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c), for A (n, h), B (m, h), V (m, c).
+
+    Without u the rows of P sum to one, and the anchor is as in `lse`.
+    """
+    P = torch.softmax(q @ k.T + v, dim=1) if u is None else plan(q, k, u, v)
+    return (P * (A @ B.T)) @ V
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, V: Tensor, *, anchor: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ With many columns p and V are split into two fp16 parts each, `p V = p_h V_h + p
 2^-22 of the largest entries; so a row's sum `Σ_j p_ij` must lie high in the range of fp16. A potential u_i provides the
 shift: rows of a plan sum to about 1/n, or to what the caller's anchor says. The kernel that adds the ranges of a row
 sees when its sum missed the range and repeats such rows with their true maxima. A single column is multiplied in
-float32 and needs none of this.
+float32, with the tiles of the log-sum-exp.
 
 Reference: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", IJHPCA 2022, for the split.
 """
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from ot_newton.kernels import tiles as tiling
 from ot_newton.kernels.lse import highest
-from ot_newton.kernels.operands import padded, prepare, prepare_columns
+from ot_newton.kernels.operands import padded, padded_bias, prepare, prepare_columns
 from ot_newton.kernels.tiles import exp2, part, row_sum, score
 
 MAX_COLUMNS = 64
@@ -39,7 +39,7 @@ def transport(
     """
     n, m = len(q), len(k)
     Q, K = operands or prepare(q, k, precision=precision)
-    bias = pad(v, (0, padded(m) - m), value=float("-inf"))
+    bias = padded_bias(v, m)
     log_sum, out = q.new_empty(n), q.new_empty(n, V.shape[1])
     potential = log_sum if u is None else u.contiguous()
     width, products = Q.shape[-1], 3 if Q.dim() == 3 else 1
@@ -48,9 +48,11 @@ def transport(
     for start in range(0, max(V.shape[1], 1), MAX_COLUMNS):
         columns = V[:, start : start + MAX_COLUMNS]
         result = out[:, start : start + MAX_COLUMNS]
-        single = columns.shape[1] == 1 and u is not None and weights is None
+        single = columns.shape[1] == 1 and weights is None
         exact = anchor is None and u is None
-        if anchor is None or single:  # a row's shift is sign · guess + offset, in natural logarithms
+        if anchor is None or (
+            single and u is not None
+        ):  # a row's shift is sign · guess + offset, in natural logarithms
             guess, sign, offset = potential, -1.0, -math.log(n)
         else:
             guess, sign, offset = anchor.contiguous(), 1.0, 0.0
@@ -62,16 +64,16 @@ def transport(
         else:
             tiles = tiling.for_weights(width, products)
         blocks, ranges, length = tiling.partition(n, m, tiles, q.device)
+        sums, shifts = q.new_empty(ranges, n), q.new_empty(ranges, n)
         if single:
-            parts, scale = pad(columns[:, 0], (0, padded(m) - m)), V.new_ones(1)
+            parts, scale = pad(columns[:, 0], (0, padded(m) - m)), sums
         else:
             parts, scale = prepare_columns(columns, C)
         acc = q.new_empty(ranges, n, C)
-        sums, shifts = q.new_empty(ranges, n), q.new_empty(ranges, n)
         sizes = (n, padded(n), padded(m), width, a_width, triton.cdiv(m, tiles.columns))
         shape = (
             tiles.rows, tiles.columns, tiles.depth, products, tiling.streaming(width, products), tiles.stages,
-            C, precision == "fp32", weights is not None,
+            C, precision == "fp32", u is None, weights is not None,
             tiling.for_weights(a_width, a_products).depth, a_products, tiling.streaming(a_width, a_products),
         )  # fmt: skip
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
@@ -81,7 +83,7 @@ def transport(
         )  # fmt: skip
         _finish_kernel[blocks,](
             Q, K, A, B, bias, parts, acc, sums, shifts, scale, potential, result, log_sum,
-            1 / bound, *sizes, ranges, result.shape[1], result.stride(0), *shape, u is None, not (single or exact),
+            1 / bound, *sizes, ranges, result.shape[1], result.stride(0), *shape, not (single and u is not None),
             **options,
         )  # fmt: skip
     return out, log_sum
@@ -92,21 +94,23 @@ def _apply_range(
     high, low, q_ptr, q_plane, k_ptr, k_plane, a_high, a_low, a_ptr, a_plane, b_ptr, b_plane,
     v_ptr, V_ptr, V_plane, shift, weight, D, A_D, length,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
-    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr, A_DEPTH: tl.constexpr, A_PRODUCTS: tl.constexpr, A_STREAMED: tl.constexpr,
 ):  # fmt: skip
-    """Products [ROWS, C] of p with V over `length` tiles, and its row sums [ROWS], which a single column replaces."""
+    """Row sums [ROWS] of p over `length` tiles (0 where nobody asks for them) and its products [ROWS, C] with V."""
     total = tl.zeros((ROWS, 8), tl.float32)
+    single = tl.zeros((ROWS, 8), tl.float32)
     acc = tl.zeros((ROWS, C), tl.float32)
     j = tl.arange(0, COLUMNS)
     for _ in tl.range(length, num_stages=1 if STREAMED else STAGES):
         v = tl.load(v_ptr + j)
         s = score(high, low, q_ptr, q_plane, k_ptr, k_plane, D, ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES)
         p = exp2(s + tl.fma(v[None, :], _LOG2E, -shift[:, None]), C == 1 and PRODUCTS == 1 and not STREAMED)
-        if C == 1:
-            total += row_sum(p * tl.load(V_ptr + j)[None, :], ROWS, COLUMNS)
-        else:
+        if C > 1 or MEAN:
             total += row_sum(p, ROWS, COLUMNS)
+        if C == 1:
+            single += row_sum(p * tl.load(V_ptr + j)[None, :], ROWS, COLUMNS)
+        else:
             if WEIGHTED:
                 p *= weight * score(
                     a_high, a_low, a_ptr, a_plane, b_ptr, b_plane, A_D,
@@ -123,6 +127,8 @@ def _apply_range(
         k_ptr += COLUMNS * D
         v_ptr += COLUMNS
         V_ptr += COLUMNS * C
+    if C == 1:
+        acc = tl.sum(single, 1)[:, None]
     return tl.sum(total, 1), acc
 
 
@@ -153,7 +159,7 @@ def _transport_kernel(
     q_ptr, k_ptr, a_ptr, b_ptr, v_ptr, V_ptr, guess_ptr, acc_ptr, sum_ptr, shift_ptr, sign, offset, weight,
     n, n_padded, m_padded, D, A_D, total, length,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
-    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr, A_DEPTH: tl.constexpr, A_PRODUCTS: tl.constexpr, A_STREAMED: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -185,15 +191,13 @@ def _transport_kernel(
     sums, acc = _apply_range(
         high, low, q_ptr, q_plane, k_ptr, k_plane, a_high, a_low, a_ptr, a_plane, b_ptr, b_plane,
         v_ptr, V_ptr, m_padded.to(tl.int64) * C, shift, weight, D, A_D, length,
-        ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES, C, SPLIT, WEIGHTED, A_DEPTH, A_PRODUCTS, A_STREAMED,
+        ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES, C, SPLIT, MEAN, WEIGHTED, A_DEPTH, A_PRODUCTS, A_STREAMED,
     )  # fmt: skip
     place = tl.program_id(1).to(tl.int64) * n + rows
     tl.store(shift_ptr + place, shift, mask=real)
-    if C == 1:
-        tl.store(acc_ptr + place, sums, mask=real)
-    else:
+    tl.store(acc_ptr + place[:, None] * C + tl.arange(0, C)[None, :], acc, mask=real[:, None])
+    if C > 1 or MEAN:
         tl.store(sum_ptr + place, sums, mask=real)
-        tl.store(acc_ptr + place[:, None] * C + tl.arange(0, C)[None, :], acc, mask=real[:, None])
 
 
 @triton.jit(
@@ -204,9 +208,9 @@ def _finish_kernel(
     q_ptr, k_ptr, a_ptr, b_ptr, v_ptr, V_ptr, acc_ptr, sum_ptr, shift_ptr, scale_ptr, u_ptr, out_ptr, log_ptr, weight,
     n, n_padded, m_padded, D, A_D, total, ranges, c, out_row,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
-    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr, A_DEPTH: tl.constexpr, A_PRODUCTS: tl.constexpr, A_STREAMED: tl.constexpr,
-    MEAN: tl.constexpr, REPEAT: tl.constexpr,
+    REPEAT: tl.constexpr,
 ):  # fmt: skip
     """Add the ranges of a block of rows in their order, or repeat the block where its shifts were bad, and scale.
 
@@ -227,7 +231,7 @@ def _finish_kernel(
     for _ in range(ranges):
         factor = tl.exp2(tl.load(shifts, mask=real, other=0.0) - base)
         out += tl.load(accs, mask=real[:, None], other=0.0) * factor[:, None]
-        if C > 1:
+        if C > 1 or MEAN:
             sums += tl.load(parts, mask=real, other=0.0) * factor
         shifts, parts, accs = shifts + n, parts + n, accs + n.to(tl.int64) * C
     if REPEAT:
@@ -251,9 +255,11 @@ def _finish_kernel(
             sums, out = _apply_range(
                 high, low, q_ptr, q_plane, k_ptr, k_plane, a_high, a_low, a_ptr, a_plane, b_ptr, b_plane,
                 v_ptr, V_ptr, m_padded.to(tl.int64) * C, base, weight, D, A_D, total,
-                ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES, C, SPLIT, WEIGHTED, A_DEPTH, A_PRODUCTS, A_STREAMED,
+                ROWS, COLUMNS, DEPTH, PRODUCTS, STREAMED, STAGES, C, SPLIT, MEAN,
+                WEIGHTED, A_DEPTH, A_PRODUCTS, A_STREAMED,
             )  # fmt: skip
-    out *= tl.load(scale_ptr + j)[None, :]
+    if C > 1:
+        out *= tl.load(scale_ptr + j)[None, :]
     if MEAN:
         out /= sums[:, None]
         tl.store(log_ptr + rows, (tl.log2(sums) + base) / _LOG2E, mask=real)

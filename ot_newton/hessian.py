@@ -119,8 +119,8 @@ class PlanHessian(LinearOperator):
         if A.shape[1] <= MOMENT_DIMENSIONS:
             return torch.einsum("nde,nek->ndk", self.moments, A)
         y, plan = self.plan.pairs.target.points, self.plan
-        columns = [plan.pairs.hadamard(plan.phi, plan.psi, a.contiguous(), y, y) for a in A.unbind(2)]
-        return torch.stack(columns, 2)
+        columns = [plan.pairs.hadamard_means(plan.psi, a.contiguous(), y, y, plan.phi) for a in A.unbind(2)]
+        return plan.row_sums[:, None, None] * torch.stack(columns, 2)
 
 
 def joint_product(plan: Plan, A: Tensor | None, B: Tensor | None, **options) -> tuple[Tensor, Tensor]:
@@ -142,8 +142,8 @@ def joint_product(plan: Plan, A: Tensor | None, B: Tensor | None, **options) -> 
     options.setdefault("modes", plan.modes)
     answer = respond(pairs, phi, psi, plan.row_sums, plan.col_sums, rho * (s2 / eps), kappa * (s2 / eps), **options)
     # Σ_j P_ij (x_i·B_j + y_j·A_i) y_j and Σ_i P_ij (x_i·B_j + y_j·A_i) x_i, each as one Hadamard-weighted transport
-    over_y = pairs.hadamard(phi, psi, torch.cat([x, A], 1), torch.cat([B, y], 1), y)
-    over_x = flipped.hadamard(psi, phi, torch.cat([B, y], 1), torch.cat([x, A], 1), x)
+    over_y = r * pairs.hadamard_means(psi, torch.cat([x, A], 1), torch.cat([B, y], 1), y, phi)
+    over_x = c * flipped.hadamard_means(phi, torch.cat([B, y], 1), torch.cat([x, A], 1), x, psi)
     rate = s2 / eps
     dPy = (answer.dphi - rate * zA) * Py + plan.apply(answer.dpsi * y) - rate * (PzBy - over_y)
     dPtx = (answer.dpsi - rate * zB) * Ptx + plan.adjoint(answer.dphi * x) - rate * (PzAx - over_x)

@@ -5,14 +5,20 @@ With centred points the cost is `C_ij = s|x_i|² + s|y_j|² - 2s x_i·y_j`, so t
 Potentials are kept dimensionless here, `phi = f/eps` and `psi = g/eps`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from operator import add, sub
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ot_newton.graphs import repeated
 from ot_newton.kernels import dispatch
 
 COLUMNS_PER_PASS = 64
+FEW_PAIRS = 1 << 28
+LOOK_EVERY = 4
 
 
 @dataclass
@@ -35,20 +41,43 @@ class Passes:
 
 
 @dataclass(frozen=True, eq=False)
+class Labels:
+    """A cost between the classes of the points, `W[l_i, l_j]`, on top of the squared distance (OTDD, arXiv:2002.02923).
+
+    A class is a unit vector appended to the key of a point, and its row of the cost to the query: the lookup becomes
+    part of the score's dot product.
+    """
+
+    source: Tensor  # (n,), int64
+    target: Tensor  # (m,), int64
+    cost: Tensor  # (classes of the source, classes of the target)
+
+    def columns(self, eps: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What is appended to query and key, of the source and of the target."""
+        score = -self.cost / eps
+        rows, columns = (torch.eye(k, dtype=score.dtype, device=score.device) for k in score.shape)
+        return (score[self.source], rows[self.source]), (score.T[self.target], columns[self.target])
+
+
+@dataclass(frozen=True, eq=False)
 class Side:
-    """The points of one side with all that a score needs of them."""
+    """The points of one side with all that a score `query·key` needs of them."""
 
     points: Tensor  # (n, d), relative to the common centroid
     weights: Tensor  # (n,)
-    query: Tensor  # (n, d), the points times 2s/eps
+    query: Tensor  # (n, d) and more with labels, the points times 2s/eps
+    key: Tensor  # (n, d) and more with labels, the points
     norm: Tensor  # (n,), s|x|²/eps
     bias: Tensor  # (n,), log weight minus norm
 
     @classmethod
-    def at(cls, points: Tensor, weights: Tensor, factor: float) -> "Side":
-        """The side for `factor` = s/eps."""
+    def at(cls, points: Tensor, weights: Tensor, factor: float, labels: tuple[Tensor, Tensor] | None = None) -> "Side":
+        """The side for `factor` = s/eps and columns of labels for query and key."""
         norm = (points * points).sum(1) * factor
-        return cls(points, weights, points * (2 * factor), norm, weights.log() - norm)
+        query, key = points * (2 * factor), points
+        if labels is not None:
+            query, key = torch.cat([query, labels[0]], 1), torch.cat([key, labels[1]], 1)
+        return cls(points, weights, query, key, norm, weights.log() - norm)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +90,20 @@ class Pairs:
     scale: float
     backend: str
     passes: Passes
+    labels: Labels | None
+    operands: dispatch.Operands | None  # what the backend made of the points, once
 
     @classmethod
     def of(
-        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, scale: float = 1.0, backend: str = "auto"
+        cls,
+        x: Tensor,
+        y: Tensor,
+        a: Tensor,
+        b: Tensor,
+        eps: float,
+        scale: float = 1.0,
+        backend: str = "auto",
+        labels: Labels | None = None,
     ) -> "Pairs":
         """Pairs of x (n, d) with weights a (n,) and y (m, d) with weights b (m,), all of one dtype and device.
 
@@ -72,56 +111,138 @@ class Pairs:
         """
         wide = [t.to(torch.float64) for t in (x, y, a, b)]
         centre = (wide[2] @ wide[0] + wide[3] @ wide[1]) / 2
-        source = Side.at((wide[0] - centre).to(x.dtype), a, scale / eps)
-        target = Side.at((wide[1] - centre).to(x.dtype), b, scale / eps)
-        return cls(source, target, eps, scale, dispatch.resolve(backend, x.device, x.dtype), Passes())
+        x, y = (wide[0] - centre).to(x.dtype), (wide[1] - centre).to(x.dtype)
+        return cls._made(x, y, a, b, eps, scale, dispatch.resolve(backend, x.device, x.dtype), Passes(), labels)
+
+    @classmethod
+    def _made(
+        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, scale: float, backend: str, passes: Passes,
+        labels: Labels | None,
+    ) -> "Pairs":  # fmt: skip
+        columns = (None, None) if labels is None else labels.columns(eps)
+        source, target = Side.at(x, a, scale / eps, columns[0]), Side.at(y, b, scale / eps, columns[1])
+        operands = dispatch.prepare(source.query, target.key, backend=backend)
+        return cls(source, target, eps, scale, backend, passes, labels, operands)
 
     def at(self, eps: float) -> "Pairs":
         """The same pairs at another temperature, on the same count of passes."""
-        source, target = (Side.at(s.points, s.weights, self.scale / eps) for s in (self.source, self.target))
-        return replace(self, source=source, target=target, eps=eps)
+        x, y = self.source, self.target
+        return self._made(
+            x.points, y.points, x.weights, y.weights, eps, self.scale, self.backend, self.passes, self.labels
+        )
 
     def swapped(self) -> "Pairs":
         """The same problem with sources and targets exchanged, on the same count of passes."""
-        return replace(self, source=self.target, target=self.source)
+        operands = None if self.operands is None else (self.operands[1], self.operands[0])
+        labels = self.labels and Labels(self.labels.target, self.labels.source, self.labels.cost.T)
+        return replace(self, source=self.target, target=self.source, labels=labels, operands=operands)
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
         return len(self.source.points), len(self.target.points)
 
+    @property
+    def look_every(self) -> int:
+        """Iterations between two looks at a result, which make the device wait."""
+        return LOOK_EVERY if self._brief else 1
+
+    @property
+    def _brief(self) -> bool:
+        """Whether the device takes no longer for a pass than the host for its launch."""
+        n, m = self.shape
+        return self.backend == "triton" and n * m < FEW_PAIRS
+
+    def repeated(self, step: Callable[[], None]) -> Callable[[], None]:
+        """`step` to be called again and again, replayed by one launch where that saves time, every pass counted."""
+        if not self._brief:
+            return step
+        passes, cost = self.passes, (0, 0, 0)
+        replay = repeated(step, self.source.points.device)
+
+        def call() -> None:
+            nonlocal cost
+            before = astuple(passes)
+            replay()
+            if astuple(passes) == before:  # a replay runs the passes without the code that counts them
+                passes.half_steps, passes.applications, passes.columns = map(add, before, cost)
+            cost = tuple(map(sub, astuple(passes), before))
+
+        return call
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"operands": self.operands, "backend": self.backend}
+
     def row(self, psi: Tensor, guess: Tensor | None = None) -> Tensor:
         """`phi_i = -log Σ_j b_j exp(psi_j - C_ij/eps)`, shape (n,): the half-step that makes the row sums equal a.
 
         A guess of the result, if there is one, makes the pass cheaper.
         """
+        if guess is not None:
+            return self.row_change(psi, guess)[0]
         self.passes.half_steps += 1
         x, y = self.source, self.target
-        anchor = None if guess is None else x.norm - guess
-        return x.norm - dispatch.lse(x.query, y.points, psi + y.bias, anchor=anchor, backend=self.backend)
+        return x.norm - dispatch.lse(x.query, y.key, psi + y.bias, **self._how)
 
     def col(self, phi: Tensor, guess: Tensor | None = None) -> Tensor:
         """`psi_j = -log Σ_i a_i exp(phi_i - C_ij/eps)`, (m,): the half-step that makes the column sums equal b."""
         return self.swapped().row(phi, guess)
 
+    def row_change(self, psi: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+        """`row(psi)` and `guess - row(psi)`, the logarithm of what the row sums are off by; both (n,)."""
+        self.passes.half_steps += 1
+        x, y = self.source, self.target
+        return dispatch.half_step(x.query, y.key, psi + y.bias, x.norm, guess, **self._how)
+
+    def col_change(self, phi: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+        """`col(phi)` and `guess - col(phi)`, the logarithm of what the column sums are off by; both (m,)."""
+        return self.swapped().row_change(phi, guess)
+
     def row_with(self, psi: Tensor, V: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`row(psi)` and, riding on the same pass, `D_a⁻¹ P V` of the plan it makes; shapes (n,) and (n, c)."""
         self.passes.half_steps += 1
         self.passes.columns += V.shape[1]
-        x, y = self.source, self.target
-        anchor = None if guess is None else x.norm - guess
-        log_sum, mean = dispatch.attend(x.query, y.points, psi + y.bias, V, anchor=anchor, backend=self.backend)
-        return x.norm - log_sum, mean
+        log_sum, means = self._averager(psi, guess)(V)
+        return self.source.norm - log_sum, means
 
     def col_with(self, phi: Tensor, U: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`col(phi)` and, riding on the same pass, `D_b⁻¹ Pᵀ U` of the plan it makes; shapes (m,) and (m, c)."""
         return self.swapped().row_with(phi, U, guess)
 
+    def row_means(self, psi: Tensor, V: Tensor, guess: Tensor | None = None) -> Tensor:
+        """`D_r⁻¹ P V`, (n, c), the average of V under each row of a plan with target potential psi.
+
+        The pass normalises what it adds, so the averages of ones are one whatever the exponents round to; `guess` is
+        the source potential.
+        """
+        return self.row_averager(psi, guess)(V)
+
+    def col_means(self, phi: Tensor, U: Tensor, guess: Tensor | None = None) -> Tensor:
+        """`D_c⁻¹ Pᵀ U`, (m, c), the average of U under each column of a plan with source potential phi."""
+        return self.swapped().row_means(phi, U, guess)
+
+    def row_averager(self, psi: Tensor, guess: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """`row_means` as a function of V."""
+        average = self._averager(psi, guess)
+
+        def means(V: Tensor) -> Tensor:
+            self.passes.count_application(V.shape[1])
+            return average(V)[1]
+
+        return means
+
+    def _averager(self, psi: Tensor, guess: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        x, y = self.source, self.target
+        bias = dispatch.padded(psi + y.bias, backend=self.backend)
+        anchor = None if guess is None else x.norm - guess
+        return lambda V: dispatch.attend(x.query, y.key, bias, V, anchor=anchor, **self._how)
+
     def apply(self, phi: Tensor, psi: Tensor, V: Tensor) -> Tensor:
         """Transport application `P V`, shape (n, c)."""
         self.passes.count_application(V.shape[1])
         x, y = self.source, self.target
-        return dispatch.apply(x.query, y.points, phi + x.bias, psi + y.bias, V, backend=self.backend)
+        return dispatch.apply(x.query, y.key, phi + x.bias, psi + y.bias, V, **self._how)
 
     def adjoint(self, phi: Tensor, psi: Tensor, U: Tensor) -> Tensor:
         """Transport application `Pᵀ U`, shape (m, c)."""
@@ -131,4 +252,11 @@ class Pairs:
         """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c)."""
         self.passes.count_application(V.shape[1])
         x, y = self.source, self.target
-        return dispatch.hadamard(x.query, y.points, phi + x.bias, psi + y.bias, A, B, V, backend=self.backend)
+        return dispatch.hadamard(x.query, y.key, phi + x.bias, psi + y.bias, A, B, V, **self._how)
+
+    def hadamard_means(self, psi: Tensor, A: Tensor, B: Tensor, V: Tensor, guess: Tensor) -> Tensor:
+        """`(D_r⁻¹ P ∘ A Bᵀ) V`, (n, c), normalised in the pass itself; `guess` is the source potential."""
+        self.passes.count_application(V.shape[1])
+        x, y = self.source, self.target
+        anchor = x.norm - guess
+        return dispatch.hadamard(x.query, y.key, None, psi + y.bias, A, B, V, anchor=anchor, **self._how)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ot_newton.cost import Cost
 from ot_newton.pairs import Pairs
-from ot_newton.schur import inverse
 from ot_newton.status import Status
 
 if TYPE_CHECKING:
@@ -102,16 +101,24 @@ class Plan:
         return self.g / self.eps
 
     def apply(self, V: Tensor) -> Tensor:
-        """`P V` for V of shape (m,) or (m, k). One pass for every 64 columns."""
+        """`P V` for V of shape (m,) or (m, k), as r times averages. One pass for every 64 columns."""
         V, single = _columns(V, len(self.b), "V", self.b)
-        out = self.pairs.apply(self.phi, self.psi, V)
+        out = self.row_sums[:, None] * self.row_means(V)
         return out[:, 0] if single else out
 
     def adjoint(self, U: Tensor) -> Tensor:
-        """`Pᵀ U` for U of shape (n,) or (n, k). One pass for every 64 columns."""
+        """`Pᵀ U` for U of shape (n,) or (n, k), as c times averages. One pass for every 64 columns."""
         U, single = _columns(U, len(self.a), "U", self.a)
-        out = self.pairs.adjoint(self.phi, self.psi, U)
+        out = self.col_sums[:, None] * self.col_means(U)
         return out[:, 0] if single else out
+
+    def row_means(self, V: Tensor) -> Tensor:
+        """`(P V)_i / r_i`, (n, k) for V (m, k), normalised in the pass itself; one pass for every 64 columns."""
+        return self.pairs.row_means(self.psi, V, self.phi)
+
+    def col_means(self, U: Tensor) -> Tensor:
+        """`(Pᵀ U)_j / c_j`, (m, k) for U (n, k), normalised in the pass itself; one pass for every 64 columns."""
+        return self.pairs.col_means(self.phi, U, self.psi)
 
     @cached_property
     def Py(self) -> Tensor:
@@ -121,12 +128,12 @@ class Plan:
     @cached_property
     def Ptx(self) -> Tensor:
         """`Pᵀ T(x)` of the embedded, centred sources, (m, d); one pass, once."""
-        return self.pairs.adjoint(self.phi, self.psi, self.pairs.source.points)
+        return self.adjoint(self.pairs.source.points)
 
     def barycenters(self) -> Tensor:
         """Where each source point is sent on average, `(P y)_i / r_i`, (n, d); NaN for a source without mass."""
         shift = self.y.mean(0)
-        mean = self.apply(self.y - shift) * inverse(self.row_sums)[:, None] + shift
+        mean = self.row_means(self.y - shift) + shift
         return torch.where(self.row_sums[:, None] > 0, mean, torch.full_like(mean, torch.nan))
 
     def value(self) -> Tensor:

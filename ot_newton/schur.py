@@ -25,13 +25,30 @@ def small_eigh(T: Tensor) -> tuple[Tensor, Tensor]:
 def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
     """Orthonormal basis of the columns of V, orthogonal to Q: two Gram-Schmidt passes, dependent ones dropped."""
     length = torch.linalg.vector_norm(V, dim=0)
-    V = V[:, length > 0] / length[length > 0]
-    for _ in range(2):
-        V = V - Q @ (Q.T @ V)
-        Q_new, R = torch.linalg.qr(V)
+    V = V / length.clamp_min(torch.finfo(V.dtype).tiny)
+    V = _basis(V - Q @ (Q.T @ V), tol)
+    return _basis(V - Q @ (Q.T @ V), None)
+
+
+def _basis(V: Tensor, tol: float | None) -> Tensor:
+    """Orthonormal basis of the columns of V (m, k), singular values up to `tol` dropped; none where it is None.
+
+    For float32 from the Gram matrix in float64, which holds the squares of all that float32 resolves: two products
+    instead of a factorisation of a tall matrix, which takes a GPU longer than a pass.
+    """
+    if V.dtype == torch.float64:
+        Q, R = torch.linalg.qr(V)
+        if tol is None:
+            return Q
         U, s, _ = torch.linalg.svd(R.cpu())
-        V = Q_new @ U[:, s > tol].to(V.device)
-    return V
+        return Q @ U[:, s > tol].to(V.device)
+    wide = V.to(torch.float64)
+    gram = wide.T @ wide
+    if tol is None:
+        return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(gram).L, wide.T, upper=False).T.to(V.dtype)
+    squares, E = small_eigh(gram)
+    keep = squares > tol**2
+    return (wide @ (E[:, keep] / squares[keep].sqrt())).to(V.dtype)
 
 
 class SchurSpace:
@@ -39,7 +56,9 @@ class SchurSpace:
 
     def __init__(self, pairs: Pairs, phi: Tensor, psi: Tensor, r: Tensor, c: Tensor, damping: float = 0.0) -> None:
         self.pairs, self.phi, self.psi, self.damping = pairs, phi, psi, damping
-        self.r_inv, self.root, self.root_inv = inverse(r), c.sqrt(), inverse(c).sqrt()
+        self._row_means = pairs.row_averager(psi, phi)
+        self._col_means = pairs.swapped().row_averager(phi, psi)
+        self.r, self.r_inv, self.root, self.root_inv = r, inverse(r), c.sqrt(), inverse(c).sqrt()
         self.gauge = self.root / torch.linalg.vector_norm(self.root)
         m, n = len(c), len(r)
         self.Q, self.SQ, self.PQ = c.new_empty(m, 0), c.new_empty(m, 0), c.new_empty(n, 0)
@@ -49,13 +68,17 @@ class SchurSpace:
 
     def project(self, V: Tensor) -> Tensor:
         """Remove the gauge from the columns of V (m, k)."""
-        return V - self.gauge[:, None] * (self.gauge @ V)
+        return torch.addmm(V, self.gauge[:, None], (self.gauge @ V)[None], alpha=-1)
 
     def product(self, V: Tensor) -> tuple[Tensor, Tensor]:
-        """`(I - KᵀK + damping) V` (m, k), gauge removed, and `P D_c^-½ V` (n, k); two passes."""
-        PV = self.pairs.apply(self.phi, self.psi, self.root_inv[:, None] * V)
-        KKV = self.root_inv[:, None] * self.pairs.adjoint(self.phi, self.psi, self.r_inv[:, None] * PV)
-        return self.project((1 + self.damping) * V - KKV), PV
+        """`(I - KᵀK + damping) V` (m, k), gauge removed, and `D_r⁻¹ P D_c^-½ V` (n, k); two passes.
+
+        Made of averages that each pass normalises by itself, so that the gauge is a null vector to rounding even where
+        the exponents are not.
+        """
+        means = self._row_means(self.root_inv[:, None] * V)
+        shifted = (1 + self.damping) * V if self.damping else V
+        return self.project(torch.addcmul(shifted, self.root[:, None], self._col_means(means), value=-1)), means
 
     def expand(self, V: Tensor) -> int:
         """Add the columns of V (m, k) to the space; returns how many were new. Two passes."""
@@ -63,9 +86,9 @@ class SchurSpace:
         new = orthonormal(self.project(V), torch.cat([self.gauge[:, None], self.Q], 1), tol)
         self.n_new = new.shape[1]
         if self.n_new:
-            S_new, P_new = self.product(new)
+            S_new, means = self.product(new)
             self.Q, self.SQ = torch.cat([self.Q, new], 1), torch.cat([self.SQ, S_new], 1)
-            self.PQ = torch.cat([self.PQ, P_new], 1)
+            self.PQ = torch.cat([self.PQ, self.r[:, None] * means], 1)
             side, old = (self.Q.T @ S_new).to(torch.float64), len(self.T)
             corner = (side[old:] + side[old:].T) / 2
             self.T = torch.cat([torch.cat([self.T, side[:old]], 1), torch.cat([side[:old].T, corner], 1)], 0)
@@ -83,11 +106,19 @@ class SchurSpace:
         return self._ritz
 
     def solve(self, B: Tensor) -> tuple[Tensor, Tensor]:
-        """Galerkin solution in coordinates of the basis (j, k), and its true residual (m, k). No pass."""
-        theta, E = self.ritz()
+        """Galerkin solution in coordinates of the basis (j, k), and its true residual (m, k). No pass.
+
+        Directions whose Ritz value is rounding are left out.
+        """
         cut = 64 * torch.finfo(B.dtype).eps
-        weight = torch.where(theta > cut, 1 / theta.clamp_min(cut), torch.zeros_like(theta))
-        y = (E * weight) @ (E.T @ (self.Q.T @ B).to(torch.float64))
+        right = (self.Q.T @ B).to(torch.float64)
+        identity = torch.eye(len(self.T), dtype=self.T.dtype, device=self.T.device)
+        if self._ritz is None and int(torch.linalg.cholesky_ex(self.T - cut * identity).info) == 0:  # all above the cut
+            y = torch.cholesky_solve(right, torch.linalg.cholesky_ex(self.T).L)
+        else:
+            theta, E = self.ritz()
+            weight = torch.where(theta > cut, 1 / theta.clamp_min(cut), torch.zeros_like(theta))
+            y = (E * weight) @ (E.T @ right)
         y = y.to(B.dtype)
         return y, B - self.SQ @ y
 

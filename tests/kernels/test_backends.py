@@ -44,6 +44,7 @@ class Inputs:
             "attend": np.exp(S - logsumexp(S, axis=1, keepdims=True)) @ V,
             "apply": P @ V,
             "hadamard": (P * (A @ B.T)) @ V,
+            "hadamard means": (P * (A @ B.T)) @ V / P.sum(axis=1, keepdims=True),
         }
         self.want = {name: torch.from_numpy(value) for name, value in self.want.items()}
 
@@ -52,11 +53,17 @@ class Inputs:
         log_sum, mean = dispatch.attend(q, k, v, V, anchor=anchor, backend=backend)
         plain = dispatch.lse(q, k, v, anchor=anchor, backend=backend)
         torch.testing.assert_close(plain, log_sum, rtol=10 * TOL[q.dtype], atol=10 * TOL[q.dtype])
+        norm = u.clone()
+        guess = norm - (plain if anchor is None else anchor)
+        potential, change = dispatch.half_step(q, k, v, norm, guess, backend=backend)
+        torch.testing.assert_close(potential, norm - plain, rtol=10 * TOL[q.dtype], atol=10 * TOL[q.dtype])
+        torch.testing.assert_close(change, guess - potential, rtol=0, atol=0, equal_nan=True)
         return {
             "lse": plain,
             "attend": mean,
             "apply": dispatch.apply(q, k, u, v, V, backend=backend),
             "hadamard": dispatch.hadamard(q, k, u, v, self.A, self.B, V, backend=backend),
+            "hadamard means": dispatch.hadamard(q, k, None, v, self.A, self.B, V, anchor=anchor, backend=backend),
         }
 
     def check(self, got: dict[str, torch.Tensor]) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from referee import Referee, plan_matrix, pts, relative, row_potential, wts
 
-from ot_newton.pairs import Pairs, Passes
+from ot_newton.pairs import Labels, Pairs, Passes
 
 EPS = 0.7
 
@@ -88,3 +88,41 @@ def test_zero_weights():
     assert relative(pairs.row(zero), without.row(zero[1:])) < 1e-14
     phi = torch.zeros(4).double()
     assert relative(pairs.apply(phi, zero, y), without.apply(phi, zero[1:], y[1:])) < 1e-14
+
+
+def test_averages_are_normalised(case):
+    pairs, dense, phi, psi = case
+    V, U = pts(7, 4, 3), pts(9, 2, 4)
+    assert relative(pairs.row_means(psi, V, phi), (dense.P @ V) / dense.P.sum(1, keepdim=True)) < 1e-13
+    assert relative(pairs.col_means(phi, U, psi), (dense.P.T @ U) / dense.P.sum(0)[:, None]) < 1e-13
+    A, B = pts(9, 2, 5), pts(7, 2, 6)
+    want = ((dense.P * (A @ B.T)) @ V) / dense.P.sum(1, keepdim=True)
+    assert relative(pairs.hadamard_means(psi, A, B, V, phi), want) < 1e-13
+    assert pairs.passes == Passes(0, 3, 4 + 2 + 4)
+
+
+def test_what_a_half_step_changes(case):
+    pairs, _, phi, psi = case
+    potential, change = pairs.row_change(psi, phi)
+    assert relative(potential, pairs.row(psi)) < 1e-13
+    assert relative(change, phi - potential) < 1e-13
+    potential, change = pairs.col_change(phi, psi)
+    assert relative(change, psi - potential) < 1e-13
+
+
+@pytest.mark.parametrize("backend", ["dense", "blocked"])
+def test_classes_cost_what_the_table_says(backend):
+    x, y, a, b = pts(9, 3), pts(7, 3, 1), wts(9), wts(7, 2)
+    rng = torch.Generator().manual_seed(0)
+    labels = Labels(
+        torch.randint(4, (9,), generator=rng), torch.randint(2, (7,), generator=rng), 3 * pts(4, 2, 5).double()
+    )
+    C = torch.cdist(x, y) ** 2 + labels.cost[labels.source][:, labels.target]
+    psi = torch.cos(torch.arange(7.0).double())
+    pairs = Pairs.of(x, y, a, b, EPS, backend=backend, labels=labels)
+    phi = pairs.row(psi)
+    assert relative(phi, row_potential(C, b, EPS * psi, EPS) / EPS) < 1e-13
+    assert relative(pairs.col(phi), row_potential(C.T, a, EPS * phi, EPS) / EPS) < 1e-13
+    P = plan_matrix(C, a, b, EPS * phi, EPS * psi, EPS)
+    assert relative(pairs.swapped().apply(psi, phi, x), P.T @ x) < 1e-13
+    assert relative(pairs.at(2 * EPS).row(psi), row_potential(C, b, 2 * EPS * psi, 2 * EPS) / (2 * EPS)) < 1e-13
