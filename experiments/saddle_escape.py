@@ -8,7 +8,7 @@ At every random start the Hessian has negative eigenvalues. Adam alone creeps ou
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
 from typing import ClassVar, Literal
@@ -25,6 +25,7 @@ from ot_newton.experiments.real_regression import RegressionConfig
 from ot_newton.experiments.report import Column, format_table
 from ot_newton.experiments.run import Case, Context, Outcome, Results, Row, run_cases, tabulate
 from ot_newton.minimize import minimize
+from ot_newton.pairs import Passes
 from ot_newton.problems.shuffled_regression import ShuffledRegression
 from ot_newton.result import OptimizeResult
 from ot_newton.saddle_switch import SaddleSwitch
@@ -32,6 +33,7 @@ from ot_newton.status import Status
 
 BEST_BASIN = 1e-3  # a run is in the best basin if its loss is above the best known by less than this part of it
 LOOK_RTOL = 1e-2  # relative accuracy of a Hessian that is only looked at
+PASSES = ("n_passes", "half_steps", "applications", "columns")  # all of them, and by kind
 FIGURE_SIZE = (10.0, 7.4)
 
 
@@ -97,6 +99,9 @@ _COLUMNS = (
     Column("r2_held_out", "R² test", ".3f"),
     Column("best_basin", "best basin"),
     Column("n_passes", "passes", "d"),
+    Column("half_steps", "half-steps", "d"),
+    Column("applications", "applications", "d"),
+    Column("columns", "columns", "d"),
     Column("seconds", "seconds", ".1f"),
     Column("status", "status"),
 )
@@ -178,7 +183,7 @@ def _run(config: Config, eps: float, start: int | None, method: str, context: Co
         "lambda_min": curvature.lambda_min,
         "verdict": curvature.verdict.value,
         **problem.metrics(result.x, config.data),
-        "n_passes": steps[-1]["n_passes"],
+        **{name: steps[-1][name] for name in PASSES},
         "seconds": steps[-1]["seconds"],
         "status": str(result.status),
         "message": result.message,
@@ -196,28 +201,28 @@ class _Watch:
     def __init__(self, problem: ShuffledRegression, context: Context, steps: int, look_every: int | None):
         self.problem, self.context, self.steps, self.look_every = problem, context, steps, look_every
         self.lambda_min: dict[int, float] = {}
-        self.spent: dict[int, tuple[float, int]] = {}
+        self.spent: dict[int, tuple[float, Passes]] = {}
 
     def __call__(self, intermediate_result: OptimizeResult) -> None:
         step = intermediate_result.nit
         self.context.progress(step / self.steps)
         if self.look_every is None or step % self.look_every:
             return
-        began, passes = perf_counter(), self.problem.n_passes
+        began, passes = perf_counter(), self.problem.passes
         H = self.problem.hessian(intermediate_result.x, LOOK_RTOL)
         self.lambda_min[step] = smallest_eigenvalue(H).lambda_min
-        self.spent[step] = (perf_counter() - began, self.problem.n_passes - passes)
+        self.spent[step] = (perf_counter() - began, self.problem.passes - passes)
 
     def rows(self, result: OptimizeResult) -> list[Row]:
         """The history of the run, a row per step."""
-        seconds, passes, rows = 0.0, 0, []
+        seconds, passes, rows = 0.0, Passes(), []
         for row in result.history.rename(columns={"fun": "loss"}).to_dict("records"):
-            step = row["step"]
+            step, kinds = row["step"], {"n_passes": passes.total, **asdict(passes)}
             rows.append(
                 row
-                | {"seconds": row["seconds"] - seconds, "n_passes": row["n_passes"] - passes}
+                | {"seconds": row["seconds"] - seconds, **{name: row[name] - kinds[name] for name in PASSES}}
                 | ({"lambda_min": self.lambda_min[step]} if step in self.lambda_min else {})
             )
-            more = self.spent.get(step, (0.0, 0))
+            more = self.spent.get(step, (0.0, Passes()))
             seconds, passes = seconds + more[0], passes + more[1]
         return rows

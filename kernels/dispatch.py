@@ -48,13 +48,18 @@ def resolve(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     return backend
 
 
-def prepare(q: Tensor, k: Tensor, *, backend: str = "auto") -> Operands | None:
+def prepare(q: Tensor, k: Tensor, *, precision: str = "fp32", backend: str = "auto") -> Operands | None:
     """What the backend can work out beforehand for all calls on q and k; exchange the two parts with the roles.
 
-    None for a backend that needs nothing.
+    None for a backend that needs nothing. `precision` is that of the scores: "fp32", "tf32" or "bf16". Raises
+    ValueError for the last two without Triton.
     """
     backend = resolve(backend, q.device, q.dtype)
-    return _module(backend).prepare(q, k) if backend == "triton" else None
+    if backend == "triton":
+        return _module(backend).prepare(q, k, precision=precision)
+    if precision != "fp32":
+        raise ValueError(f"precision {precision!r}: expected 'fp32' with backend {backend!r}; others need 'triton'")
+    return None
 
 
 def padded(v: Tensor, *, backend: str = "auto") -> Tensor:

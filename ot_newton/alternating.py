@@ -57,11 +57,15 @@ def symmetric(
 
     repeat = pairs.repeated(sweep)
     while True:
-        off = [torch.where(w > 0, gap, torch.zeros_like(w)) for w, gap in ((a, rows), (b, columns))]
-        error = sum((w * torch.expm1(gap)).abs().sum(dtype=torch.float64) for w, gap in zip((a, b), off, strict=True))
-        state = Potentials(phi, psi, a * torch.exp(off[0]), b * torch.exp(off[1]), error, ahead, modes)
+        lost, gap = (torch.where(w > 0, t, torch.zeros_like(w)) for w, t in ((a, rows), (b, columns)))
+        error = _l1(a * torch.expm1(lost)) + _l1(b * torch.expm1(gap))
+        state = Potentials(phi, psi, a * torch.exp(lost), b * torch.exp(gap), error, ahead, modes)
         status = watch.check(state)
         if status is not None:
             return state, status
         for _ in range(min(pairs.look_every, max(1, watch.left() // 2))):
             repeat()
+
+
+def _l1(t: Tensor) -> Tensor:
+    return t.abs().sum(dtype=torch.float64)

@@ -43,8 +43,9 @@ class KrylovSpace:
         if locked is not None:
             self.basis[:, : self.n_locked] = locked
         self.size = 0
-        self.T = torch.zeros(self.capacity, self.capacity, dtype=torch.float64)
-        self.R = torch.zeros(0, 0, dtype=torch.float64)  # coupling of the last block to the next, (b_next, b)
+        self.T = torch.zeros(self.capacity, self.capacity, dtype=torch.float64, device="cpu")
+        # coupling of the last block to the next, (b_next, b)
+        self.R = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self.anorm = anorm
         self.noise = 0.0
         self.finite, self.restarted = True, False
@@ -88,7 +89,8 @@ class KrylovSpace:
         self.anorm = max(self.anorm, float(torch.linalg.vector_norm(evidence, dim=0).amax()))
         self.next, self.R = self._orthonormal(W, floor=8 * self.eps * self.anorm)
         if not self.restarted:
-            self.coupling = torch.cat([torch.zeros(m - b, self.R.shape[0], dtype=torch.float64), self.R.mT])
+            before = torch.zeros(m - b, self.R.shape[0], dtype=torch.float64, device="cpu")
+            self.coupling = torch.cat([before, self.R.mT])
 
     def residuals(self, S: Tensor) -> Tensor:
         """‖A V s − V (T s)‖ for the columns s of S (m, c), by the Krylov relation."""
@@ -104,7 +106,7 @@ class KrylovSpace:
         (T + T⁻¹ E RᵀR Eᵀ) g = θ g, as the definite pencil T g = μ G g with G = T² + E RᵀR Eᵀ and μ = 1/θ.
         """
         m, T = self.size, self.T[: self.size, : self.size]
-        RE = torch.zeros(self.R.shape[0], m, dtype=torch.float64)
+        RE = torch.zeros(self.R.shape[0], m, dtype=torch.float64, device="cpu")
         RE[:, m - self.R.shape[1] :] = self.R
         _, sigma, Zh = torch.linalg.svd(torch.cat([T, RE]), full_matrices=False)
         half = Zh.mT / sigma.clamp_min(self.eps * self.anorm or 1.0)
@@ -118,9 +120,9 @@ class KrylovSpace:
         block = self.next
         if harmonic and self.R.numel():
             # The residuals of harmonic pairs lie in the span of Q − V T⁻¹ E Rᵀ.
-            E = torch.eye(m, dtype=torch.float64)[:, m - self.R.shape[1] :]
+            E = torch.eye(m, dtype=torch.float64, device="cpu")[:, m - self.R.shape[1] :]
             T = self.T[:m, :m]
-            shift = self.eps * self.anorm * torch.eye(m, dtype=torch.float64)
+            shift = self.eps * self.anorm * torch.eye(m, dtype=torch.float64, device="cpu")
             K = torch.linalg.solve(T + shift, E @ self.R.mT)
             block = block - self.V @ K.to(block)
         kept = self.V @ S.to(self.basis)  # (n, p)
@@ -130,7 +132,7 @@ class KrylovSpace:
         self.T.zero_()
         self.T[:p, :p] = (T + T.mT) / 2
         self.restarted, self.coupling = True, None
-        self.R = torch.zeros(0, 0, dtype=torch.float64)
+        self.R = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         if harmonic:
             self.next = self._orthonormal(block, floor=0.0)[0]
 
@@ -150,7 +152,7 @@ class KrylovSpace:
         if Q.shape[1] < room:
             fresh = self._clean(gaussian(n, room - Q.shape[1], self.rng).to(W), torch.cat([taken, Q], 1), 2)
             Q = torch.cat([Q, fresh / torch.linalg.vector_norm(fresh, dim=0)], 1)
-            R = torch.cat([R, torch.zeros(room - R.shape[0], R.shape[1], dtype=torch.float64)])
+            R = torch.cat([R, torch.zeros(room - R.shape[0], R.shape[1], dtype=torch.float64, device="cpu")])
         Q, R = Q[:, :room], R[:room]
         Q, signs = torch.linalg.qr(self._clean(Q, taken, 1))
         return Q * signs.diagonal().sign(), R

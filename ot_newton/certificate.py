@@ -1,6 +1,8 @@
-"""The smallest eigenvalue of a symmetric operator H, as evidence: an upper bound, a lower bound and a verdict.
+"""The smallest eigenvalue of a symmetric operator H, as evidence: a lower bound, an upper bound and a verdict.
 
-Any Rayleigh quotient bounds λ_min from above. From below, m steps of Lanczos from a random start in n dimensions leave
+A matrix that comes with its own bracket, `lower` ⪯ H ⪯ `upper`, hands it down to λ_min by Weyl's monotonicity theorem.
+Otherwise any Rayleigh quotient bounds λ_min from above. From below, m steps of Lanczos from a random start in n
+dimensions leave
     λ_min ≥ θ_min − (λ_max − λ_min) t²,   t = ln(1.648 √n / δ) / (2m − 1),
 with probability 1 − δ (Kuczyński and Woźniakowski 1992, SIAM J. Matrix Anal. Appl. 13:1094); the same bound at the
 other end replaces the unknown spread by (θ_max − θ_min) / (1 − 2t²). Small operators are diagonalised instead.
@@ -13,6 +15,7 @@ from math import ceil, inf, log, nan, sqrt
 import torch
 
 from ot_newton.block_krylov import KrylovSpace, gaussian
+from ot_newton.galerkin import BracketedMatrix
 from ot_newton.operators import LinearOperator, MatrixOperator
 
 DENSE_LIMIT = 128  # up to here the bound above would ask for n steps anyway
@@ -33,18 +36,25 @@ class Verdict(StrEnum):
 class Certificate:
     """The smallest eigenvalue of a Hessian with its evidence. All numbers in the units of the Hessian.
 
+    For an operator of which only an error is told, `upper` is the Rayleigh quotient plus `noise` and certain as far as
+    the noise is; `lower` is certain in the same sense where the operator was diagonalised, else it holds with
+    probability `confidence` over the random start. For a matrix with a bracket both are what the bracket says, and as
+    certain as that is (`GalerkinHessian.bracket`).
+
     Attributes:
-        lambda_min: Rayleigh quotient of `vector`, an upper bound of the smallest eigenvalue (up to `noise`).
-        lower: lower bound (up to `noise`), with probability `confidence`; 1.0 means that it is certain.
+        lambda_min: Rayleigh quotient of `vector`, the best single number; `lower` ≤ `lambda_min` ≤ `upper`.
+        lower, upper: bounds of the smallest eigenvalue.
         vector: unit vector (n,) that belongs to `lambda_min`.
         scale: the spectral norm, estimated from below.
         noise: error of the eigenvalues by rounding and by the operator's own error.
         tolerance: `lower` may lie this far below zero and still count as nonnegative.
+        confidence: probability of `lower` over the random start; 1.0 where none was needed.
         n_matvec: products with H that it took.
     """
 
     lambda_min: float
     lower: float
+    upper: float
     vector: torch.Tensor
     scale: float
     noise: float
@@ -54,12 +64,10 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """NEGATIVE beyond the noise, else NONNEGATIVE within the tolerance, else UNDECIDED."""
-        if self.lambda_min < -self.noise:
+        """NEGATIVE if `upper` < 0, NONNEGATIVE if `lower` ≥ −`tolerance`, else UNDECIDED."""
+        if self.upper < 0:
             return Verdict.NEGATIVE
-        if self.lower >= -max(self.tolerance, self.noise):
-            return Verdict.NONNEGATIVE
-        return Verdict.UNDECIDED
+        return Verdict.NONNEGATIVE if self.lower >= -self.tolerance else Verdict.UNDECIDED
 
     @property
     def relative(self) -> float:
@@ -78,14 +86,15 @@ def smallest_eigenvalue(
 ) -> Certificate:
     """The smallest eigenvalue of a symmetric operator (n, n), with bounds on both sides.
 
-    A matrix, or an operator of at most 128 rows, is diagonalised in float64. For anything larger the Krylov space of a
-    random vector grows until the sign is decided, and a negative eigenvalue known to a tenth, or until it has `maxiter`
-    dimensions. An operator with a value that is not finite gives NaN and the verdict UNDECIDED.
+    A matrix, or an operator of at most 128 rows, is diagonalised in float64, a `BracketedMatrix` with both its bounds.
+    For anything larger the Krylov space of a random vector grows until the sign is decided, and a negative eigenvalue
+    known to a tenth, or until it has `maxiter` dimensions. An operator with a value that is not finite gives NaN and
+    the verdict UNDECIDED.
 
     Args:
         H: symmetric operator.
         rtol: with a NONNEGATIVE verdict λ_min ≥ −rtol ‖H‖; the number of products grows like 1/√rtol.
-        error: relative error of H in the spectral norm; a negative value within it proves nothing.
+        error: relative error of H in the spectral norm, by which the bounds are widened; a bracket knows better.
         confidence: probability of the lower bound over the random start.
         maxiter: largest dimension of the Krylov space.
         rng: source of the random start; a private one if None.
@@ -119,10 +128,10 @@ def spectrum(H: LinearOperator) -> tuple[torch.Tensor, torch.Tensor]:
 
     NaN throughout if the matrix is not finite.
     """
-    matrix = H.to_dense().to("cpu", torch.float64)
-    if not bool(torch.isfinite(matrix).all()):
-        return torch.full((len(matrix),), nan, dtype=torch.float64), torch.full_like(matrix, nan)
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    matrix = _symmetric(H.to_dense())
+    if bool(matrix.isnan().any()):
+        return matrix.diagonal().clone(), matrix
+    values, vectors = torch.linalg.eigh(matrix)
     return values, vectors
 
 
@@ -130,18 +139,30 @@ def dense_certificate(
     values: torch.Tensor, vectors: torch.Tensor, H: LinearOperator, *, rtol: float, error: float
 ) -> Certificate:
     """The evidence in a full spectrum of H, as `spectrum` returns it."""
-    scale = float(values.abs().max())
-    lowest = float(values[0])
+    scale, lowest = float(values.abs().max()), float(values[0])
+    rounded = rounding(H) * scale
+    noise = error * scale + rounded
+    lower, upper = lowest - noise, lowest + noise
+    if isinstance(H, BracketedMatrix):
+        lower, upper = (float(torch.linalg.eigvalsh(_symmetric(M))[0]) for M in (H.lower, H.upper))
+        lower, upper = min(lower, lowest) - rounded, max(upper, lowest) + rounded
     return Certificate(
         lambda_min=lowest,
-        lower=lowest,
+        lower=lower,
+        upper=upper,
         vector=vectors[:, 0].to(H.device, H.dtype),
         scale=scale,
-        noise=(error + rounding(H)) * scale,
+        noise=noise,
         tolerance=rtol * scale,
         confidence=1.0,
         n_matvec=0 if isinstance(H, MatrixOperator) else len(values),
     )
+
+
+def _symmetric(matrix: torch.Tensor) -> torch.Tensor:
+    """Its symmetric part in float64 on the CPU; NaN throughout if it is not finite."""
+    matrix = matrix.to("cpu", torch.float64)
+    return (matrix + matrix.T) / 2 if bool(torch.isfinite(matrix).all()) else torch.full_like(matrix, nan)
 
 
 def _krylov_certificate(
@@ -165,10 +186,11 @@ def _krylov_certificate(
         theta, S = space.ritz()
         low, high = float(theta[0]), float(theta[-1])
         t2 = 0.0 if space.exhausted else (miss / (2 * space.size - 1)) ** 2
-        lower = low - t2 * (high - low) / (1 - 2 * t2) if 2 * t2 < 1 else -inf
         scale = max(abs(low), abs(high))
+        noise = relative_noise * scale
+        lower = low - t2 * (high - low) / (1 - 2 * t2) - noise if 2 * t2 < 1 else -inf
         settled = float(space.residuals(S[:, :1])) <= 0.1 * abs(low)
-        if lower >= -rtol * scale or (low < -relative_noise * scale and settled):
+        if lower >= -rtol * scale or (low < -noise and settled):
             break
     if space.finite:
         y = space.V @ S[: space.size, 0].to(space.V)
@@ -178,7 +200,8 @@ def _krylov_certificate(
         y, lowest, lower = start[:, 0], nan, nan
     return Certificate(
         lambda_min=lowest,
-        lower=min(lower, lowest),
+        lower=min(lower, lowest - relative_noise * scale),
+        upper=lowest + relative_noise * scale,
         vector=y,
         scale=scale,
         noise=relative_noise * scale,

@@ -3,6 +3,7 @@
 import torch
 
 from ot_newton.operators import LinearOperator, MatrixOperator
+from ot_newton.pairs import Passes
 from ot_newton.problem import Problem
 
 
@@ -15,7 +16,7 @@ class CountedProblem(Problem):
         self.nfev = self.njev = 0
         self._nhev_before = 0
         self._operator: LinearOperator | None = None
-        self._passes_before = inner.n_passes
+        self._passes_before = inner.passes
 
     @property
     def nhev(self) -> int:
@@ -24,8 +25,8 @@ class CountedProblem(Problem):
 
     # the problem's own counters and error estimates, seen through
     @property
-    def n_passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.n_passes - self._passes_before
+    def passes(self) -> Passes:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.passes - self._passes_before
 
     @property
     def value_error(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,6 +46,9 @@ class CountedProblem(Problem):
     def value_and_grad(self, w: torch.Tensor, rtol: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         self.njev += 1
         return self.inner.value_and_grad(w, rtol)
+
+    def hessian_at_hand(self, w: torch.Tensor) -> LinearOperator | None:
+        return self.inner.hessian_at_hand(w)
 
     def hessian(self, w: torch.Tensor, rtol: float | None = None) -> LinearOperator:
         self._nhev_before = self.nhev

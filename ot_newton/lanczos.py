@@ -116,9 +116,9 @@ class _Lockstep:
         self.apply, self.steps, self.eps, self.rng = apply, steps, eps, rng
         self.basis = start.new_zeros(c, steps + 1, n)
         self.basis[:, 0] = start.mT / torch.linalg.vector_norm(start, dim=0)[:, None]
-        self.alpha = torch.zeros(c, steps, dtype=torch.float64)
-        self.beta = torch.zeros(c, steps, dtype=torch.float64)
-        self.anorm = torch.zeros(c, dtype=torch.float64)
+        self.alpha = torch.zeros(c, steps, dtype=torch.float64, device="cpu")
+        self.beta = torch.zeros(c, steps, dtype=torch.float64, device="cpu")
+        self.anorm = torch.zeros(c, dtype=torch.float64, device="cpu")
 
     def run(self) -> int:
         """All steps, the host looking at the coefficients every few of them; the number of finite steps."""

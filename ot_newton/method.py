@@ -4,7 +4,7 @@ A method is a frozen dataclass of hyperparameters. All that changes during a run
 and never modified, so that a run can be stopped, stored and continued at any step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -45,6 +45,7 @@ class State:
 
 
 S = TypeVar("S", bound=State)
+SHARP = 1e-3  # relative accuracy of a gradient that cannot be why a step fails
 
 
 class Method(Protocol[S]):
@@ -79,3 +80,12 @@ def evaluate(problem: Problem, w: torch.Tensor, rtol: float | None = None) -> tu
     norm = torch.linalg.vector_norm(g, dtype=torch.float64)
     fun, grad_norm = torch.stack([f.detach().to(norm), norm]).tolist()
     return fun, g, grad_norm
+
+
+def sharpened(problem: Problem, w: torch.Tensor, state: S, rtol: float) -> S | None:
+    """`state` from sharper answers at w, where answers as rough as `rtol` may be why a step failed; else None."""
+    failed = state.status in (Status.STALLED, Status.LINE_SEARCH_FAILED)
+    if not (failed and problem.value_error > 0 and rtol > SHARP):
+        return None
+    fun, grad, grad_norm = evaluate(problem, w, SHARP)
+    return replace(state, fun=fun, grad=grad, grad_norm=grad_norm, status=None)

@@ -14,7 +14,7 @@ import torch
 from ot_newton.certificate import Certificate
 from ot_newton.escape import Escape, leave_saddle
 from ot_newton.linesearch import ray_search, value_noise
-from ot_newton.method import State, evaluate
+from ot_newton.method import SHARP, State, evaluate, sharpened
 from ot_newton.newton_model import Model, Ray, exact_model, inexact_model
 from ot_newton.operators import MatrixOperator
 from ot_newton.problem import Problem
@@ -68,7 +68,7 @@ class NewtonCG:
     radius: float | None = None
     eta_min: float = 1e-6
     eta_max: float = 0.5
-    hessian_rtol: float = 1e-3
+    hessian_rtol: float = 5e-2
     max_cg: int | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +87,14 @@ class NewtonCG:
         return NewtonState(fun, grad, grad_norm, radius=inf if self.radius is None else self.radius)
 
     def step(self, problem: Problem, w: torch.Tensor, state: NewtonState) -> tuple[torch.Tensor, NewtonState]:
-        """One Hessian, one direction, and as many values as it takes to find a lower point."""
-        eta = self._forcing(state)
+        """One Hessian, one direction, and values until one is lower; once more if rough answers may be why none is."""
+        moved, after = self._attempt(problem, w, state, self._forcing(state))
+        sharp = sharpened(problem, w, after, self._rtol(after.eta))
+        return (moved, after) if sharp is None else self._attempt(problem, w, sharp, 10 * SHARP)
+
+    def _attempt(
+        self, problem: Problem, w: torch.Tensor, state: NewtonState, eta: float
+    ) -> tuple[torch.Tensor, NewtonState]:
         H = problem.hessian(w, self._rtol(eta))
         error, radius = problem.hessian_error, state.radius
         if isinstance(H, MatrixOperator):

@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 
 from ot_newton.capped_cg import capped_cg
-from ot_newton.certificate import dense_certificate, rounding, spectrum
+from ot_newton.certificate import Verdict, dense_certificate, rounding, spectrum
 from ot_newton.eigen_step import eigen_step
 from ot_newton.linesearch import first_length
 from ot_newton.operators import LinearOperator, MatrixOperator
@@ -33,7 +33,7 @@ class Model:
             nothing is to be followed.
         ray: a direction of negative curvature that promises more.
         lambda_min, scale: of the Hessian, NaN where they are not known.
-        lambda_bound: least Rayleigh quotient met.
+        lambda_bound: upper bound of the smallest eigenvalue, from the certificate or the least Rayleigh quotient.
     """
 
     within: Callable[[float], tuple[torch.Tensor, float]] | None
@@ -61,15 +61,15 @@ def exact_model(H: MatrixOperator, w: torch.Tensor, g: torch.Tensor, *, error: f
         step, promised = eigen_step(values, c, floor=floor, radius=limit)
         return (vectors @ step).to(w), promised
 
-    if lowest < -floor:
+    if evidence.verdict is Verdict.NEGATIVE:
         step, _ = eigen_step(values, c, floor=floor, radius=radius)
         fall = -float(c @ step + 0.5 * step @ (values * step))
         length = radius if isfinite(radius) else max(float(torch.linalg.vector_norm(step)), first_length(w))
         slope = float(c[0])
         if abs(slope) * length - 0.5 * lowest * length**2 >= 0.9 * fall:  # about as much, and it can go on
             v = -evidence.vector if slope > 0 else evidence.vector
-            return Model(None, Ray(v, -abs(slope), lowest, length), lowest, scale, lowest)
-    return Model(within, None, lowest, scale, lowest)
+            return Model(None, Ray(v, -abs(slope), lowest, length), lowest, scale, evidence.upper)
+    return Model(within, None, lowest, scale, evidence.upper)
 
 
 def inexact_model(

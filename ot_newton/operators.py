@@ -134,8 +134,11 @@ def _by_columns(product: Product | None) -> Product | None:
     return lambda V: torch.stack([product(v) for v in V.unbind(1)], 1) if V.shape[1] else V.new_zeros(len(V), 0)
 
 
-def _is_symmetric(matrix: Tensor) -> bool:
+def _is_symmetric(matrix: Tensor) -> bool | None:
+    """Whether the matrix equals its transpose to rounding; None, unknown, where an entry is not finite."""
     if matrix.shape[0] != matrix.shape[1] or matrix.numel() == 0:
         return matrix.shape[0] == matrix.shape[1]
-    rounding = 1e3 * torch.finfo(matrix.dtype).eps * matrix.abs().amax()
-    return bool((matrix - matrix.mT).abs().amax() <= rounding)
+    largest = matrix.abs().amax()
+    if not bool(largest.isfinite()):
+        return None
+    return bool((matrix - matrix.mT).abs().amax() <= 1e3 * torch.finfo(matrix.dtype).eps * largest)

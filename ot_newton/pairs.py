@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ot_newton.graphs import repeated
 from ot_newton.kernels import dispatch
+from ot_newton.labels import Labels
 
 COLUMNS_PER_PASS = 64
 FEW_PAIRS = 1 << 28
 LOOK_EVERY = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class Passes:
     """Sweeps over all n×m pairs, by kind. A sweep that carries up to 64 columns counts as one."""
 
@@ -29,34 +30,45 @@ class Passes:
     applications: int = 0
     columns: int = 0
 
+    @classmethod
+    def application(cls, columns: int) -> "Passes":
+        """A transport application of this many columns."""
+        return cls(0, -(-columns // COLUMNS_PER_PASS), columns)
+
     @property
     def total(self) -> int:
         """All passes, whatever they were for."""
         return self.half_steps + self.applications
 
-    def count_application(self, columns: int) -> None:
-        """Count a transport application of this many columns."""
-        self.applications += -(-columns // COLUMNS_PER_PASS)
-        self.columns += columns
+    def __add__(self, other: "Passes") -> "Passes":
+        """Both together."""
+        return Passes(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, before: "Passes") -> "Passes":
+        """What has come since `before`."""
+        return Passes(*map(sub, astuple(self), astuple(before)))
 
 
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """A cost between the classes of the points, `W[l_i, l_j]`, on top of the squared distance (OTDD, arXiv:2002.02923).
+class Ledger:
+    """The running count of what several views of the same pairs take."""
 
-    A class is a unit vector appended to the key of a point, and its row of the cost to the query: the lookup becomes
-    part of the score's dot product.
-    """
+    def __init__(self) -> None:
+        self.passes = Passes()
 
-    source: Tensor  # (n,), int64
-    target: Tensor  # (m,), int64
-    cost: Tensor  # (classes of the source, classes of the target)
+    def add(self, passes: Passes) -> None:
+        """Count these too."""
+        self.passes += passes
 
-    def columns(self, eps: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """What is appended to query and key, of the source and of the target."""
-        score = -self.cost / eps
-        rows, columns = (torch.eye(k, dtype=score.dtype, device=score.device) for k in score.shape)
-        return (score[self.source], rows[self.source]), (score.T[self.target], columns[self.target])
+
+class Counted:
+    """Something that took passes, or takes them."""
+
+    passes: Passes
+
+    @property
+    def n_passes(self) -> int:
+        """All passes, whatever they were for."""
+        return self.passes.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +101,9 @@ class Pairs:
     eps: float
     scale: float
     backend: str
-    passes: Passes
+    ledger: Ledger
     labels: Labels | None
+    precision: str
     operands: dispatch.Operands | None  # what the backend made of the points, once
 
     @classmethod
@@ -104,6 +117,7 @@ class Pairs:
         scale: float = 1.0,
         backend: str = "auto",
         labels: Labels | None = None,
+        precision: str = "fp32",
     ) -> "Pairs":
         """Pairs of x (n, d) with weights a (n,) and y (m, d) with weights b (m,), all of one dtype and device.
 
@@ -112,30 +126,37 @@ class Pairs:
         wide = [t.to(torch.float64) for t in (x, y, a, b)]
         centre = (wide[2] @ wide[0] + wide[3] @ wide[1]) / 2
         x, y = (wide[0] - centre).to(x.dtype), (wide[1] - centre).to(x.dtype)
-        return cls._made(x, y, a, b, eps, scale, dispatch.resolve(backend, x.device, x.dtype), Passes(), labels)
+        backend = dispatch.resolve(backend, x.device, x.dtype)
+        return cls._made(x, y, a, b, eps, scale, backend, Ledger(), labels, precision)
 
     @classmethod
     def _made(
-        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, scale: float, backend: str, passes: Passes,
-        labels: Labels | None,
+        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, scale: float, backend: str, ledger: Ledger,
+        labels: Labels | None, precision: str,
     ) -> "Pairs":  # fmt: skip
         columns = (None, None) if labels is None else labels.columns(eps)
         source, target = Side.at(x, a, scale / eps, columns[0]), Side.at(y, b, scale / eps, columns[1])
-        operands = dispatch.prepare(source.query, target.key, backend=backend)
-        return cls(source, target, eps, scale, backend, passes, labels, operands)
+        operands = dispatch.prepare(source.query, target.key, precision=precision, backend=backend)
+        return cls(source, target, eps, scale, backend, ledger, labels, precision, operands)
 
     def at(self, eps: float) -> "Pairs":
         """The same pairs at another temperature, on the same count of passes."""
         x, y = self.source, self.target
         return self._made(
-            x.points, y.points, x.weights, y.weights, eps, self.scale, self.backend, self.passes, self.labels
-        )
+            x.points, y.points, x.weights, y.weights, eps, self.scale, self.backend, self.ledger, self.labels,
+            self.precision,
+        )  # fmt: skip
 
     def swapped(self) -> "Pairs":
         """The same problem with sources and targets exchanged, on the same count of passes."""
         operands = None if self.operands is None else (self.operands[1], self.operands[0])
-        labels = self.labels and Labels(self.labels.target, self.labels.source, self.labels.cost.T)
+        labels = None if self.labels is None else self.labels.swapped()
         return replace(self, source=self.target, target=self.source, labels=labels, operands=operands)
+
+    @property
+    def passes(self) -> Passes:
+        """Passes so far."""
+        return self.ledger.passes
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -157,16 +178,16 @@ class Pairs:
         """`step` to be called again and again, replayed by one launch where that saves time, every pass counted."""
         if not self._brief:
             return step
-        passes, cost = self.passes, (0, 0, 0)
+        cost = Passes()
         replay = repeated(step, self.source.points.device)
 
         def call() -> None:
             nonlocal cost
-            before = astuple(passes)
+            before = self.passes
             replay()
-            if astuple(passes) == before:  # a replay runs the passes without the code that counts them
-                passes.half_steps, passes.applications, passes.columns = map(add, before, cost)
-            cost = tuple(map(sub, astuple(passes), before))
+            if self.passes == before:  # a replay runs the passes without the code that counts them
+                self.ledger.add(cost)
+            cost = self.passes - before
 
         return call
 
@@ -181,7 +202,7 @@ class Pairs:
         """
         if guess is not None:
             return self.row_change(psi, guess)[0]
-        self.passes.half_steps += 1
+        self.ledger.add(Passes(half_steps=1))
         x, y = self.source, self.target
         return x.norm - dispatch.lse(x.query, y.key, psi + y.bias, **self._how)
 
@@ -191,7 +212,7 @@ class Pairs:
 
     def row_change(self, psi: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         """`row(psi)` and `guess - row(psi)`, the logarithm of what the row sums are off by; both (n,)."""
-        self.passes.half_steps += 1
+        self.ledger.add(Passes(half_steps=1))
         x, y = self.source, self.target
         return dispatch.half_step(x.query, y.key, psi + y.bias, x.norm, guess, **self._how)
 
@@ -201,8 +222,7 @@ class Pairs:
 
     def row_with(self, psi: Tensor, V: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`row(psi)` and, riding on the same pass, `D_a⁻¹ P V` of the plan it makes; shapes (n,) and (n, c)."""
-        self.passes.half_steps += 1
-        self.passes.columns += V.shape[1]
+        self.ledger.add(Passes(half_steps=1, columns=V.shape[1]))
         log_sum, means = self._averager(psi, guess)(V)
         return self.source.norm - log_sum, means
 
@@ -227,7 +247,7 @@ class Pairs:
         average = self._averager(psi, guess)
 
         def means(V: Tensor) -> Tensor:
-            self.passes.count_application(V.shape[1])
+            self.ledger.add(Passes.application(V.shape[1]))
             return average(V)[1]
 
         return means
@@ -240,7 +260,7 @@ class Pairs:
 
     def apply(self, phi: Tensor, psi: Tensor, V: Tensor) -> Tensor:
         """Transport application `P V`, shape (n, c)."""
-        self.passes.count_application(V.shape[1])
+        self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
         return dispatch.apply(x.query, y.key, phi + x.bias, psi + y.bias, V, **self._how)
 
@@ -250,13 +270,13 @@ class Pairs:
 
     def hadamard(self, phi: Tensor, psi: Tensor, A: Tensor, B: Tensor, V: Tensor) -> Tensor:
         """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c)."""
-        self.passes.count_application(V.shape[1])
+        self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
         return dispatch.hadamard(x.query, y.key, phi + x.bias, psi + y.bias, A, B, V, **self._how)
 
     def hadamard_means(self, psi: Tensor, A: Tensor, B: Tensor, V: Tensor, guess: Tensor) -> Tensor:
         """`(D_r⁻¹ P ∘ A Bᵀ) V`, (n, c), normalised in the pass itself; `guess` is the source potential."""
-        self.passes.count_application(V.shape[1])
+        self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
         anchor = x.norm - guess
         return dispatch.hadamard(x.query, y.key, None, psi + y.bias, A, B, V, anchor=anchor, **self._how)

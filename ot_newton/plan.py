@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ot_newton.cost import Cost
-from ot_newton.pairs import Pairs
+from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.status import Status
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DENSE_LIMIT = 10_000_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Counted):
     """An entropic transport plan between x (n, d) and y (m, d), given by its potentials.
 
     Attributes:
@@ -36,7 +36,7 @@ class Plan:
         row_sums, col_sums: the marginals r = P1 (n,) and c = Pᵀ1 (m,) that the plan has.
         error: L1 marginal error |r - a|₁ + |c - b|₁.
         status: how the solve ended; `status.advice` says what to try next.
-        n_iter, n_passes: iterations, and passes over the n×m pairs, that the solve took.
+        n_iter, passes, n_passes: iterations, and passes over the n×m pairs by kind and in all, that the solve took.
         backend: what did the passes.
         modes: slow modes of the potentials, reused by later solves; may be empty.
     """
@@ -53,7 +53,7 @@ class Plan:
     error: float
     status: Status
     n_iter: int
-    n_passes: int
+    passes: Passes
     cost: Cost
     pairs: Pairs
     modes: Tensor | None = field(default=None)

@@ -57,16 +57,16 @@ def centred(psi: Tensor, c: Tensor) -> Tensor:
 class Watch:
     """Decides when a solver stops: tolerance, budget of passes, values that are not finite, or rounding.
 
-    Rounding is to blame when the best error has not fallen for `patience` checks although it is already near what the
+    Rounding is to blame when the best error has not fallen for `patience` passes although it is already near what the
     exponents can resolve, or when they resolve so little that even an error of zero says nothing.
     """
 
     pairs: Pairs
     tol: float
     limit: int
-    patience: int = 10
+    patience: int = 16
     best: float = field(default=float("inf"), init=False)
-    since: int = field(default=0, init=False)
+    improved: int = field(default=0, init=False)  # passes when the best error fell last
 
     def left(self) -> int:
         """Passes left of the budget."""
@@ -79,9 +79,10 @@ class Watch:
             return Status.CONVERGED if self.resolution(state) < ILLEGIBLE else Status.STALLED
         if error != error or error == float("inf"):
             return Status.NONFINITE
-        self.since = 0 if error < 0.95 * self.best else self.since + 1
-        self.best = min(self.best, error)
-        if self.since >= self.patience and self.best < 16 * self.resolution(state):
+        floor = self.resolution(state)
+        if error < (0.95 if self.best > floor else 0.5) * self.best:
+            self.best, self.improved = error, self.pairs.passes.total
+        if self.best < 16 * floor and self.pairs.passes.total - self.improved >= self.patience:
             return Status.STALLED
         return Status.PASS_LIMIT if self.left() < 2 else None
 
@@ -89,3 +90,22 @@ class Watch:
         """Relative error of each P_ij from rounding its exponent: a marginal error below it means little."""
         size = state.psi[self.pairs.target.weights > 0].abs().max() + self.pairs.target.norm.max() + 1
         return torch.finfo(state.psi.dtype).eps * float(size)
+
+
+@dataclass
+class Handover(Watch):
+    """A watch that also stops below a coarser error, to hand over to Newton's method, but not while sweeps fly.
+
+    A Newton step costs a few passes at least, and a sweep that divides the error by five gains as much in two.
+    """
+
+    below: float = float("inf")
+    flying: float = 0.2
+    previous: float = field(default=float("inf"), init=False)
+
+    def check(self, state: Potentials) -> Status | None:
+        """The status to stop with, CONVERGED at a handover too, or None to go on."""
+        error = float(state.error)
+        slow, self.previous = error > self.flying * self.previous, error
+        status = super().check(state)
+        return Status.CONVERGED if status is None and slow and error <= self.below else status

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from ot_newton.operators import FunctionOperator, LinearOperator
+from ot_newton.pairs import Counted, Passes
 
 
-class Problem(ABC):
+class Problem(Counted, ABC):
     """A smooth function of `size` parameters, held in one flat tensor.
 
     A subclass sets `size`, `dtype` and `device` and defines `start`, `value`, `value_and_grad` and `hessian`. It may
@@ -28,11 +29,13 @@ class Problem(ABC):
         size: number of parameters.
         dtype, device: of the parameters, the gradient and the Hessian.
         shape: the shape in which a user thinks of the parameters; `(size,)` unless set.
-        n_passes: cumulative passes over the n×m pairs, 0 for a problem without pairs.
+        passes: passes over the n×m pairs so far, by kind; a problem with pairs adds to them. None without pairs.
+        n_passes: their sum.
         value_error: estimate of the absolute error of the value computed last, rounding aside; 0.0 if exact. Line
             searches do not trust differences below it.
         hessian_error: estimate of the relative error, in the spectral norm, of the Hessian returned last, rounding
-            aside; 0.0 if exact. Eigenvalues are not trusted below it.
+            aside; 0.0 if exact. Eigenvalues are not trusted below it. A problem that knows more returns a
+            `BracketedMatrix`, whose bounds count instead.
 
     Example: f(w) = ½‖w‖².
 
@@ -51,7 +54,7 @@ class Problem(ABC):
     size: int
     dtype: torch.dtype
     device: torch.device
-    n_passes: int = 0
+    passes: Passes = Passes()
     value_error: float = 0.0
     hessian_error: float = 0.0
 
@@ -75,6 +78,13 @@ class Problem(ABC):
     @abstractmethod
     def hessian(self, w: torch.Tensor, rtol: float | None = None) -> LinearOperator:
         """∇²f(w) as a symmetric operator of shape (size, size); a `MatrixOperator` where the matrix itself is cheap."""
+
+    def hessian_at_hand(self, w: torch.Tensor) -> LinearOperator | None:
+        """∇²f(w) where a matrix has been computed already, whatever its accuracy; None otherwise. It costs nothing.
+
+        Sets `hessian_error`, as `hessian` does.
+        """
+        return None
 
     def check(self, w: torch.Tensor) -> torch.Tensor:
         """Return `w` if it is a point of this problem.

@@ -12,26 +12,27 @@ a neighbouring point and random columns fill the block. Conjugate gradients need
 """
 
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from ot_newton.pairs import Pairs
+from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.response_cg import conjugate_gradients
-from ot_newton.schur import BLOCK, SchurSpace, relative, start_block
+from ot_newton.schur import BLOCK, SchurSpace, relative, small_eigh, start_block
 from ot_newton.status import Status
 
 
 @dataclass(frozen=True, eq=False)
-class Response:
+class Response(Counted):
     """Answer of the dimensionless potentials to k moves, with the evidence for it.
 
     Attributes:
         dphi: (n, k), in units of eps.
         dpsi: (m, k), in units of eps, with `c·dpsi = 0`.
         residual: (k,), true relative residual of each column in the normalised scaling.
-        status: CONVERGED, MAX_ITER, or STALLED where rounding ends the progress.
-        n_passes: passes this took.
+        status: CONVERGED, MAX_ITER, STALLED where rounding ends the progress, or NONFINITE.
+        passes, n_passes: passes this took, by kind and in all.
         modes: (min(n, m), j), slow displacements of the potentials on the smaller side, to be handed to the next solve.
     """
 
@@ -39,7 +40,7 @@ class Response:
     dpsi: Tensor
     residual: Tensor
     status: Status
-    n_passes: int
+    passes: Passes
     modes: Tensor
 
 
@@ -72,12 +73,12 @@ def respond(
         )  # fmt: skip
         shift = (c @ out.dphi) / c.sum()
         return replace(out, dphi=out.dpsi + shift, dpsi=out.dphi - shift)
-    before = pairs.passes.total
+    before = pairs.passes
     space = SchurSpace(pairs, phi, psi, r, c, damping)
     rho_r = space.r_inv[:, None] * rho
     rhs = kappa - pairs.adjoint(phi, psi, rho_r)
     answer = respond_schur(space, rho_r, rhs, rtol=rtol, modes=modes, method=method, max_iter=max_iter)
-    return replace(answer, n_passes=pairs.passes.total - before)
+    return replace(answer, passes=pairs.passes - before)
 
 
 def respond_schur(
@@ -91,7 +92,7 @@ def respond_schur(
     max_iter: int = 40,
 ) -> Response:
     """`respond` where `ρ/r` (n, k) and the right-hand side `κ - Pᵀ(ρ/r)` (m, k) of the Schur complement are known."""
-    before = space.pairs.passes.total
+    before = space.pairs.passes
     B = space.project(space.root_inv[:, None] * rhs)
     if method == "block":
         h, Ph, residual, status = _block_krylov(space, B, modes, rtol, max_iter)
@@ -103,25 +104,43 @@ def respond_schur(
     else:
         raise ValueError(f"method: expected 'block' or 'cg', got {method!r}")
     dphi = rho_r - space.r_inv[:, None] * Ph
-    return Response(dphi, space.root_inv[:, None] * h, residual, status, space.pairs.passes.total - before, modes)
+    return Response(dphi, space.root_inv[:, None] * h, residual, status, space.pairs.passes - before, modes)
+
+
+def grow(space: SchurSpace, width: int = BLOCK) -> int:
+    """Expand the space by the operator applied to the columns added last, filled up with random ones.
+
+    Columns drop out as modes become exact, and exact slow modes in the start block drop out at once. A narrow block
+    would take more steps, and passes, for what is left.
+    """
+    new = space.n_new
+    V = space.SQ[:, space.SQ.shape[1] - new :]
+    # What sticks out of the space, by Pythagoras.
+    outside = (V.T @ V).to(torch.float64) - space.T[:, len(space.T) - new :].T @ space.T[:, len(space.T) - new :]
+    alive = int((small_eigh(outside)[0] > 256 * torch.finfo(V.dtype).eps).sum())
+    rng = torch.Generator(device=V.device).manual_seed(space.Q.shape[1])
+    fill = torch.randn(len(V), max(0, width - alive), generator=rng, dtype=V.dtype, device=V.device)
+    return space.expand(torch.cat([V, fill], 1))
 
 
 def _block_krylov(
     space: SchurSpace, B: Tensor, modes: Tensor | None, rtol: float, max_iter: int
 ) -> tuple[Tensor, Tensor, Tensor, Status]:
     space.expand(start_block(space, B, modes))
-    best, since, status = float("inf"), 0, Status.MAX_ITER
+    mark, since, status = float("inf"), 0, Status.MAX_ITER
     floor = 1e3 * torch.finfo(B.dtype).eps
     y, R = space.solve(B)
     for _ in range(max_iter):
         residual = relative(R, B)
         worst = float(residual.max())
-        since = 0 if worst < 0.7 * best else since + 1
-        best = min(best, worst)
+        mark, since = (worst, 0) if worst < 0.7 * mark else (mark, since + 1)
         if worst <= rtol:
             status = Status.CONVERGED
             break
-        if (since >= 4 and best < floor) or space.grow() == 0:
+        if not isfinite(worst):
+            status = Status.NONFINITE
+            break
+        if (since >= 4 and mark < floor) or grow(space) == 0:
             status = Status.STALLED
             break
         y, R = space.solve(B)

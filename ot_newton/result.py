@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from ot_newton.certificate import Certificate
+from ot_newton.pairs import Counted, Passes
 from ot_newton.status import Status
 
 HISTORY = {
@@ -15,16 +16,21 @@ HISTORY = {
     "fun": "float64",
     "grad_norm": "float64",
     "lambda_min": "float64",
+    "lambda_lower": "float64",
+    "lambda_upper": "float64",
     "step_norm": "float64",
     "accepted": "bool",
     "nhev": "int64",
     "n_passes": "int64",
+    "half_steps": "int64",
+    "applications": "int64",
+    "columns": "int64",
     "seconds": "float64",
 }
 
 
 @dataclass(frozen=True)
-class OptimizeResult:
+class OptimizeResult(Counted):
     """The end of a minimisation, or its state after a step where a callback receives it.
 
     Attributes:
@@ -36,12 +42,13 @@ class OptimizeResult:
         nit: steps taken, accepted or not.
         nfev, njev, nhev: values, gradients (each with a value), and Hessian products; a Hessian that comes as a matrix
             counts as one.
-        n_passes: passes over the n×m pairs.
+        passes, n_passes: passes over the n×m pairs, by kind and in all.
         lambda_min: smallest eigenvalue of the Hessian at `x`, NaN if it was not computed.
         certificate: the evidence for it, None if it was not computed.
         history: a DataFrame with a row for every step, the start included. Each row describes the point that the step
             led to: `step`, `phase`, `fun`, `grad_norm`, `lambda_min` (NaN where it was not computed), `step_norm`,
-            `accepted`, `nhev`, `n_passes`, `seconds` (the last three cumulative).
+            `accepted`, `nhev`, `n_passes`, of them `half_steps` and `applications`, with what `columns`, `seconds` (all
+            from `nhev` on cumulative).
     """
 
     x: torch.Tensor
@@ -53,7 +60,7 @@ class OptimizeResult:
     nfev: int
     njev: int
     nhev: int
-    n_passes: int
+    passes: Passes
     lambda_min: float
     certificate: Certificate | None
     rows: list[dict[str, Any]] = field(repr=False)

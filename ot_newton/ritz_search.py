@@ -132,7 +132,7 @@ class Search:
             theta, S = self._wanted(space, k)
             Y, residuals = space.V @ S.to(space.basis), space.residuals(S)
         else:
-            theta = residuals = torch.full((k,), math.nan, dtype=torch.float64)
+            theta = residuals = torch.full((k,), math.nan, dtype=torch.float64, device="cpu")
             Y = space.basis.new_full((space.basis.shape[0], k), math.nan)
         return Found(theta, Y, residuals, status, space.anorm, space.noise, restarts, space.exhausted)
 

@@ -1,13 +1,14 @@
 """First order until the Hessian is convex enough, then second order, with the right to go back.
 
-The smallest eigenvalue is watched while the first method runs. The second one takes over where
-λ_min ≥ −enter ‖H‖, and hands back where λ_min < −leave ‖H‖ or where its steps keep being rejected. Two thresholds and a
-least stay keep the two from alternating at the border; a saddle where the first method has come to rest is left along
-its eigenvector.
+The smallest eigenvalue is watched while the first method runs, and what counts is its bracket: the second one takes
+over where even the lower end is above −enter ‖H‖, and hands back where the upper end is below −leave ‖H‖ or where its
+steps keep being rejected. A bracket that decides nothing is tightened, twice at most, else nothing changes. Two
+thresholds and a least stay keep the two from alternating at the border; a saddle where the first method has come to
+rest is left along its eigenvector.
 """
 
 from dataclasses import dataclass, field, fields, replace
-from math import inf
+from math import inf, sqrt
 from statistics import median
 from typing import Any
 
@@ -61,8 +62,8 @@ class SaddleSwitch:
         finish: the second method. If its state has a `radius` the first step is kept within `radius_factor` times the
             median of the first method's recent steps.
         check_every: steps of the first method between two looks at λ_min.
-        enter: the second method takes over where λ_min ≥ −enter ‖H‖.
-        leave: it hands back where λ_min < −leave ‖H‖; 4·enter if None.
+        enter: the second method takes over where the lower bound of λ_min is at least −enter ‖H‖.
+        leave: it hands back where an upper bound of λ_min is below −leave ‖H‖; 4·enter if None.
         dwell: least number of steps before the next change of method.
         max_switches: how often the second method may take over; the last time it stays.
         max_rejected: it also hands back after so many rejected trial points in consecutive steps.
@@ -123,7 +124,7 @@ class SaddleSwitch:
             look = self._look(problem, w)
             state = replace(state, since_look=0)
             if state.stay >= self.dwell:
-                if look.lower >= -max(self.enter * look.scale, look.noise):
+                if look.lower >= -look.tolerance:
                     return self._finish(problem, w, self._take_over(problem, w, state))
                 if look.verdict is Verdict.NEGATIVE and state.grad_norm <= self.stationary * state.reference:
                     moved, after = self.escape_saddle(problem, w, state, look)
@@ -150,13 +151,22 @@ class SaddleSwitch:
         return found.point, _outer(state, inner)
 
     def _look(self, problem: Problem, w: torch.Tensor) -> Certificate:
-        """λ_min, by a rough Hessian where that settles the sign: it may come free with the gradient."""
-        H = problem.hessian(w, ROUGH)
+        """λ_min by a rough Hessian, which may come free with the gradient, and by tighter ones while undecided."""
+        rough, *finer = self._accuracies
+        H = problem.hessian(w, rough)
         seen = smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
-        if seen.verdict is Verdict.NEGATIVE or problem.hessian_error <= self.enter / 3:
-            return seen
-        H = problem.hessian(w, self.enter / 3)
-        return smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
+        for rtol in finer:
+            if seen.verdict is not Verdict.UNDECIDED or problem.hessian_error <= finer[-1]:
+                break
+            H = problem.hessian(w, rtol)
+            seen = smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
+        return seen
+
+    @property
+    def _accuracies(self) -> tuple[float, float, float]:
+        """Of the Hessians of a look, relative: the last one resolves the threshold."""
+        finest = min(self.enter / 3, ROUGH)
+        return ROUGH, sqrt(ROUGH * finest), finest
 
     def _take_over(self, problem: Problem, w: torch.Tensor, state: SwitchState) -> SwitchState:
         """Start the second method, with a first step of the size that the first one has shown to be safe."""

@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ot_newton.alternating import alternating, symmetric
+from ot_newton.annealing import Start, annealed
 from ot_newton.cost import Cost, make_cost
 from ot_newton.dual_newton import dual_newton
+from ot_newton.labels import Labels
 from ot_newton.pairs import Pairs
 from ot_newton.plan import Plan
-from ot_newton.potentials import Potentials, Watch
+from ot_newton.potentials import Handover, Potentials, Watch
 from ot_newton.status import Status
 from ot_newton.two_level import two_level
 from ot_newton.validate import check_measures, check_positive
 
 NEWTON_BELOW = 3e-3
-CHECK_EVERY = {"cpu": 1}
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 Initial = Plan | tuple[Tensor, Tensor] | None
 
@@ -49,6 +52,8 @@ def solve(
     max_iter: int = 5000,
     anneal: float | None = None,
     init: Initial = None,
+    labels: Any = None,
+    precision: str = "fp32",
     backend: str = "auto",
 ) -> Plan:
     """Solve `min_P <C, P> + eps KL(P | a⊗b)` over plans with marginals a and b; never forms P.
@@ -62,9 +67,14 @@ def solve(
         tol: bound of the L1 marginal error `|P1 - a|₁ + |Pᵀ1 - b|₁`; by default 1e-6 in float64 and 1e-5 in float32.
         method: "auto", "alternating", "symmetric", "two-level" or "newton".
         max_iter: sweeps of two passes that may be spent; every method is charged in this unit.
-        anneal: ratio in (0, 1) by which the temperature falls from the squared diameter to eps, one sweep each; 1 for
-            none. By default it is used only where eps is below a thousandth of the mean cost and there is no `init`.
+        anneal: ratio in (0, 1) by which the temperature falls from the squared diameter to eps, with one sweep at each
+            level or, where the method is an accelerated one, as many as bring the error to 0.01; 1 for none. By default
+            it is used without `init` where eps is small beside the mean cost and the first sweep leaves a large error.
         init: a plan, or its potentials (f, g), to start from.
+        labels: `(l_x, l_y, W)`, classes of the points, integers (n,) and (m,), and a cost between two classes that is
+            added to C; see `labels`.
+        precision: of the scores on a GPU in float32: "fp32", or "tf32" and "bf16", faster from about 64 dimensions on
+            and good to three digits, for early iterations.
         backend: "auto", "dense", "blocked" or "triton".
 
     Returns:
@@ -93,7 +103,12 @@ def solve(
         raise ValueError(f"anneal: expected a ratio in (0, 1], got {anneal!r}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    plan = solve_checked(x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+    classes = Labels.checked(labels, x, y)
+    plan = solve_checked(
+        x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend, labels=classes, precision=precision
+    )
     if not plan.converged:
         message = (
             f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
@@ -105,14 +120,14 @@ def solve(
 def solve_checked(
     x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, cost: Cost, tol: float | None = None, method: str = "auto",
     max_iter: int = 5000, anneal: float | None = None, init: Initial = None, backend: str = "auto",
-    modes: Tensor | None = None,
+    modes: Tensor | None = None, labels: Labels | None = None, precision: str = "fp32",
 ) -> Plan:  # fmt: skip
     """`solve` on checked inputs, without the warning; `modes` are slow modes of a neighbouring plan."""
     tx, ty = cost.embed(x), cost.embed(y)
     for name, points in (("x", tx), ("y", ty)):
         if not bool(torch.isfinite(points).all()):
             raise ValueError(f"{name}: expected points whose cost is finite, got a zero vector or an overflow")
-    pairs = Pairs.of(tx, ty, a, b, eps, cost.scale, backend)
+    pairs = Pairs.of(tx, ty, a, b, eps, cost.scale, backend, labels, precision)
     tol = tol if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
@@ -120,9 +135,14 @@ def solve_checked(
     phi, psi, known = _initial(init, pairs, swap)
     modes = known if modes is None or len(modes) != len(psi) else modes
     watch = Watch(side, tol, 2 * max_iter)
+    start = Start(phi, psi, modes)
     if init is None:
-        phi, psi = _annealed(side, psi, anneal, watch)
-    state, status = METHODS[method](side, phi, psi, modes, watch)
+        plain = method in ("alternating", "symmetric")
+        start = annealed(side, start, anneal, watch, sweeps_only=plain)
+    if start.done is None:
+        state, status = METHODS[method](side, start.phi, start.psi, start.modes, watch)
+    else:
+        state, status = start.done, Status.CONVERGED
     f, g, r, c = state.phi * eps, state.psi * eps, state.r, state.c
     if swap:
         f, g, r, c = g, f, c, r
@@ -131,7 +151,7 @@ def solve_checked(
         error = max(error, watch.resolution(state))
     return Plan(
         x=x, y=y, a=a, b=b, f=f, g=g, eps=eps, row_sums=r, col_sums=c, error=error, status=status,
-        n_iter=(total + 1) // 2, n_passes=total, cost=cost, pairs=pairs, modes=state.modes,
+        n_iter=(total + 1) // 2, passes=pairs.passes, cost=cost, pairs=pairs, modes=state.modes,
     )  # fmt: skip
 
 
@@ -153,61 +173,6 @@ def _initial(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Te
     return phi, psi, modes if modes is not None and len(modes) == len(psi) else None
 
 
-def _annealed(pairs: Pairs, psi: Tensor, ratio: float | None, watch: Watch) -> tuple[Tensor | None, Tensor]:
-    """Potentials after one sweep at each temperature of a falling schedule, in units of eps."""
-    x, y = pairs.source, pairs.target
-    radius = max(float(s.norm.max()) for s in (x, y)) * pairs.eps
-    mean = float(x.weights @ x.norm + y.weights @ y.norm) * pairs.eps
-    if ratio is None:
-        ratio = 0.5 if pairs.eps < 1e-3 * mean else 1.0
-    temperature, phi = 4 * radius, None
-    while ratio < 1 and temperature * ratio > pairs.eps and watch.left() > 4:
-        hot = pairs.at(temperature)
-        phi = hot.row(psi, phi)
-        psi = hot.col(phi, psi)
-        phi, psi = phi * ratio**-1, psi * ratio**-1
-        temperature *= ratio
-    change = temperature / pairs.eps if phi is not None else 1.0
-    return (None if phi is None else phi * change), psi * change
-
-
-def _alternating(
-    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
-) -> tuple[Potentials, Status]:
-    every = CHECK_EVERY.get(psi.device.type, 8)
-    ahead = psi
-    while True:
-        for _ in range(min(every, max(1, watch.left() // 2))):
-            psi = ahead
-            phi = pairs.row(psi, phi)
-            ahead = pairs.col(phi, psi)
-        assert phi is not None
-        state = Potentials.after_sweep(pairs, phi, psi, ahead, modes)
-        status = watch.check(state)
-        if status is not None:
-            return state, status
-
-
-def _symmetric(
-    pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
-) -> tuple[Potentials, Status]:
-    a, b = pairs.source.weights, pairs.target.weights
-    phi = pairs.row(psi, phi)
-    state = Potentials.after_sweep(pairs, phi, psi, pairs.col(phi, psi), modes)
-    status, psi = watch.check(state), (psi + state.ahead) / 2
-    while status is None:
-        next_phi, next_psi = pairs.row(psi, phi), pairs.col(phi, psi)
-        rows, columns = ((old - new).where(w > 0, torch.zeros_like(w)) for old, new, w in
-                         ((phi, next_phi, a), (psi, next_psi, b)))  # fmt: skip
-        error = (a * torch.expm1(rows)).abs().sum(dtype=torch.float64) + (b * torch.expm1(columns)).abs().sum(
-            dtype=torch.float64
-        )
-        state = Potentials(phi, psi, a * torch.exp(rows), b * torch.exp(columns), error, next_psi, modes)
-        status = watch.check(state)
-        phi, psi = (phi + next_phi) / 2, (psi + next_psi) / 2
-    return state, status
-
-
 def _two_level(
     pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch
 ) -> tuple[Potentials, Status]:
@@ -217,7 +182,7 @@ def _two_level(
 def _newton(
     pairs: Pairs, phi: Tensor | None, psi: Tensor, modes: Tensor | None, watch: Watch, below: float = 0.3
 ) -> tuple[Potentials, Status]:
-    first = Watch(pairs, max(watch.tol, below), watch.limit)
+    first = Handover(pairs, watch.tol, watch.limit, below=below)
     state, status = two_level(pairs, psi, first, modes=modes, guess=phi)
     if not status.success or float(state.error) <= watch.tol:
         return state, status
@@ -233,8 +198,8 @@ def _auto(
 Solver = Callable[[Pairs, Tensor | None, Tensor, Tensor | None, Watch], tuple[Potentials, Status]]
 METHODS: dict[str, Solver] = {
     "auto": _auto,
-    "alternating": _alternating,
-    "symmetric": _symmetric,
+    "alternating": alternating,
+    "symmetric": symmetric,
     "two-level": _two_level,
     "newton": _newton,
 }

@@ -10,6 +10,8 @@ and `V ← J V` is subspace iteration, so the block turns into the slow modes at
 (Walker & Ni 2011, SIAM J. Numer. Anal. 49:1715) takes care of the rest. A step that lowers the dual is undone.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ MEMORY = 8
 START = 0.7
 CLIP = 4.0
 EMPTY = 1e-10
+FLAT = 1e-7
+GROW = 4.0
 
 
 class _Anderson:
@@ -48,17 +52,32 @@ class _Anderson:
         return point - torch.stack(self.points, 1).diff(dim=1) @ theta.to(point.dtype)
 
 
-def correction(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> Tensor:
-    """`J V (M - H)⁻¹ VᵀD_c residual`, directions of V without mass or already exhausted left out."""
+def ritz_steps(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Ritz displacements (m, k) and the share (k,) of each in `J V (M - H)⁻¹ VᵀD_c residual`.
+
+    Directions of V without mass or already exhausted are left out.
+    """
     cV = c[:, None] * V
     M, H = (cV.T @ V).to(torch.float64), (cV.T @ JV).to(torch.float64)
     scale, E = small_eigh((M + M.T) / 2)
-    keep = scale > 1e-8 * scale[-1]
+    keep = scale > 1e-8 * scale[-1:]
     E = E[:, keep] / scale[keep].sqrt()
     theta, F = small_eigh(E.T @ ((H + H.T) / 2) @ E)
     F = E @ F
-    y = F @ ((F.T @ (cV.T @ residual).to(torch.float64)) / (1 - theta).clamp_min(1e-7))
-    return JV @ y.to(V.dtype)
+    share = (F.T @ (cV.T @ residual).to(torch.float64)) / (1 - theta).clamp_min(FLAT)
+    return JV @ F.to(V.dtype), share.to(V.dtype)
+
+
+def capped(modes: Tensor, share: Tensor, radius: float) -> Tensor:
+    """Shares (k,) such that no mode displaces a potential by more than `radius`."""
+    reach = modes.abs().amax(0) * share.abs()
+    return share * (radius / reach.clamp_min(radius))
+
+
+def correction(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> Tensor:
+    """`J V (M - H)⁻¹ VᵀD_c residual`, (m,)."""
+    modes, share = ritz_steps(V, JV, residual, c)
+    return modes @ share
 
 
 def orthonormal_under(V: Tensor, c: Tensor) -> Tensor:
@@ -68,53 +87,83 @@ def orthonormal_under(V: Tensor, c: Tensor) -> Tensor:
     return torch.where(root[:, None] > 0, Q / root[:, None], torch.zeros_like(Q))
 
 
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """Where a corrected step came from: the state, its dual value, the moves of the slow modes, their slope there."""
+
+    state: Potentials
+    height: Tensor
+    slow: Tensor
+    slope: Tensor
+    held: bool  # whether the trust radius cut a mode short
+
+    @classmethod
+    def of(cls, state: Potentials, height: Tensor, modes: Tensor, share: Tensor, radius: float, b: Tensor) -> "_Step":
+        held = capped(modes, share, radius)
+        slow = modes @ held
+        return cls(state, height, slow, (b - state.c) @ slow, not torch.equal(held, share))
+
+    def radius(self, radius: float, c: Tensor, b: Tensor) -> float:
+        """The next trust radius, from the slope of the dual along the moves where they led."""
+        left = float(((b - c) @ self.slow) / self.slope)
+        if left > 0.5 and self.held:
+            return radius * GROW
+        return max(radius / GROW, CLIP / 16) if left < -0.5 else radius
+
+
 def two_level(
-    pairs: Pairs, psi: Tensor, watch: Watch, *, modes: Tensor | None = None, guess: Tensor | None = None
+    pairs: Pairs,
+    psi: Tensor,
+    watch: Watch,
+    *,
+    modes: Tensor | None = None,
+    guess: Tensor | None = None,
+    latest: bool = False,
 ) -> tuple[Potentials, Status]:
-    """Iterate from psi (m,) until `watch` says stop; `modes` (m, k) are displacements to start the block from."""
-    m = len(psi)
+    """Iterate from psi (m,) until `watch` says stop; `modes` (m, k) are displacements to start the block from.
+    With none of them (m, 0) these are plain sweeps with Anderson extrapolation, exact to the last digit.
+
+    Returns the state of the smallest error, or the `latest`: on the way to a far solution the error stays put.
+    """
+    m, b = len(psi), pairs.target.weights
     rng = torch.Generator(device=psi.device).manual_seed(0)
-    V = torch.randn(m, min(WIDTH, m), generator=rng, dtype=psi.dtype, device=psi.device) if modes is None else modes
-    anderson, trust, least, best = _Anderson(), 1.0, float("inf"), None
-    pending: tuple[Potentials, Tensor] | None = None
+    V = torch.randn(m, min(WIDTH, m - 1), generator=rng, dtype=psi.dtype, device=psi.device) if modes is None else modes
+    anderson, radius, least, best = _Anderson(), CLIP, float("inf"), None
+    last: _Step | None = None
     while True:
-        phi, U = pairs.row_with(psi, V, guess)
+        phi, U = pairs.row_with(psi, V, guess) if V.shape[1] else (pairs.row(psi, guess), V)
         height = dual(pairs, phi, psi)
-        undoable = watch.left() > 1
-        if undoable and pending is not None and float(pending[0].error) > 1e-3 and not _rose(height, pending[1]):
-            psi, guess, pending, trust = pending[0].ahead, pending[0].phi, None, max(trust / 2, 1 / 16)
+        if watch.left() > 1 and last is not None and float(last.state.error) > 1e-3 and not _rose(height, last.height):
+            psi, guess, last, radius = last.state.ahead, last.state.phi, None, max(radius / GROW, CLIP / 16)
             anderson.reset()
             continue
-        ahead, JV = pairs.col_with(phi, U, psi)
+        ahead, JV = pairs.col_with(phi, U, psi) if V.shape[1] else (pairs.col(phi, psi), V)
         state = Potentials.after_sweep(pairs, phi, psi, ahead, V)
         status = watch.check(state)
         if status is not None:
-            return (state if best is None or status.success or state.error <= best.error else best), status
+            return (state if latest or best is None or status.success or state.error <= best.error else best), status
         error, guess, c = float(state.error), phi, state.c
-        if best is not None and pending is not None and error > 3 * least:
+        if last is not None:
+            radius = last.radius(radius, c, b)
+        if best is not None and last is not None and error > 3 * least:
             anderson.reset()
             if error > 30 * least:
-                psi, guess, pending, least = best.ahead, best.phi, None, 4 * least
+                psi, guess, last, least = best.ahead, best.phi, None, 4 * least
                 continue
         if error < least:
             best, least = state, error
-        if float((c / pairs.target.weights).nan_to_num(1.0).min()) < EMPTY:
-            psi, pending = ahead, None
+        if float((c / b).nan_to_num(1.0).min()) < EMPTY:
+            psi, last = ahead, None
             anderson.reset()
             continue
         V, JV = centred(V, c), centred(JV, c)
-        step, clipped = centred(ahead - psi, c), True
-        pending = None
+        step, last = centred(ahead - psi, c), None
         if error < START:
-            slow = correction(V, JV, step, c)
-            largest = float(slow.abs().max())
-            share = min(1.0, CLIP * trust / max(largest, 1e-300)) if largest == largest else 0.0
-            step, clipped = step + share * slow if share else step, share < 1
-            trust = trust if clipped else min(1.0, 2 * trust)
-            pending = (state, height)
-        V = orthonormal_under(JV, c)
+            last = _Step.of(state, height, *ritz_steps(V, JV, step, c), radius, b)
+            step = step + last.slow
+        V = orthonormal_under(JV, c) if V.shape[1] else V
         psi = centred(psi, c) + step
-        if clipped:
+        if last is None or last.held:
             anderson.reset()
         else:
             psi = anderson.mix(psi, step, c.sqrt())

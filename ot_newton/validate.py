@@ -1,11 +1,47 @@
-"""The public boundary: inputs of a transport problem are checked here, once, before any work."""
+"""The public boundary: inputs of a transport problem are checked here, once, before any work.
+
+Dtypes have one rule. Points in float64 or float32 are computed with, and answered, in their own dtype; float16 and
+bfloat16 are storage, computed with and answered in float32; integers and everything else are refused. x and y agree,
+and weights follow the points. Strides and memory order never matter.
+"""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 MASS_TOLERANCE = 1e-4
+POINTS = ("a tensor or array of points (n, d)", "convert with .double() or .float()")
+WEIGHTS = ("a tensor or array of weights with sum 1", "divide counts by their sum")
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def as_real(value: Any, name: str, what: str, otherwise: str) -> Tensor:
+    """A tensor of one of the four dtypes from a tensor, an array or nested lists, which are never written to.
+
+    Raises TypeError: "expected {what}, got …; {otherwise}".
+    """
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        try:
+            if hasattr(value, "__array__") and not hasattr(value, "__cuda_array_interface__"):
+                array = np.asarray(value)
+                kind = f"{kind} of {array.dtype}"
+                native = array.astype(array.dtype.newbyteorder("="), copy=False)
+                # torch takes neither other byte orders nor negative strides, and not quietly what is read-only
+                plain = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+                value = native if plain else native.copy()
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected {what}, got {kind}; {otherwise}") from error
+    if value.dtype not in FLOATS:
+        raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}; {otherwise}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got {value.layout}; convert with .to_dense()")
+    if value.device.type == "meta":
+        raise ValueError(f"{name}: expected a tensor with data, got one on the device 'meta'; put it on a real device")
+    return value.resolve_neg()
 
 
 def check_points(points: Any, name: str) -> Tensor:
@@ -14,17 +50,12 @@ def check_points(points: Any, name: str) -> Tensor:
     Raises TypeError for anything that is not a real floating tensor or array, ValueError for another shape, an empty
     set or an entry that is not finite.
     """
-    if not isinstance(points, Tensor):
-        try:
-            points = torch.as_tensor(points)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"{name}: expected a tensor or array of points (n, d), got {type(points).__name__}"
-            ) from error
-    if not points.dtype.is_floating_point:
-        raise TypeError(f"{name}: expected floating-point numbers, got {points.dtype}; convert with .double()")
+    points = as_real(points, name, *POINTS)
     if points.ndim != 2 or 0 in points.shape:
-        raise ValueError(f"{name}: expected shape (n, d) with n, d ≥ 1, got {tuple(points.shape)}")
+        hint = {1: "; points on a line are x[:, None]", 3: "; solve_batch and ot_loss take batches"}.get(
+            points.ndim, ""
+        )
+        raise ValueError(f"{name}: expected shape (n, d) with n, d ≥ 1, got {tuple(points.shape)}{hint}")
     if not bool(torch.isfinite(points.detach()).all()):
         bad = int((~torch.isfinite(points.detach())).any(1).sum())
         raise ValueError(f"{name}: expected finite coordinates, got {bad} rows with NaN or inf; drop or impute them")
@@ -33,50 +64,105 @@ def check_points(points: Any, name: str) -> Tensor:
 
 
 def check_weights(weights: Any, n: int, like: Tensor, name: str) -> Tensor:
-    """Weights (n,) with sum 1, uniform where None; a sum within 1e-4 of 1 is brought to 1 exactly.
+    """Weights (n,) in the dtype of the points `like`, uniform where None; zeros are allowed.
 
-    Raises TypeError for integers, ValueError for another shape, a negative or non-finite entry, or another total mass.
+    Raises TypeError for integers, ValueError for another shape or device and for a negative or non-finite entry.
     """
     if weights is None:
         return torch.full((n,), 1 / n, dtype=like.dtype, device=like.device)
-    weights = torch.as_tensor(weights)
-    if not weights.dtype.is_floating_point:
-        raise TypeError(
-            f"{name}: expected floating-point weights with sum 1, got {weights.dtype}; divide counts by their sum"
-        )
+    weights = as_real(weights, name, *WEIGHTS)
     if tuple(weights.shape) != (n,):
-        raise ValueError(f"{name}: expected shape ({n},), one weight a point, got {tuple(weights.shape)}")
+        hint = "; use .squeeze()" if weights.numel() == n else ""
+        raise ValueError(f"{name}: expected shape ({n},), one weight a point, got {tuple(weights.shape)}{hint}")
     if weights.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device} like the points, got {weights.device}")
-    weights = weights.to(like.dtype).contiguous()
-    held = weights.detach()
+        raise ValueError(
+            f"{name}: expected device {like.device} like the points, got {weights.device}; move it with .to()"
+        )
+    held = weights.detach().to(torch.float64)
     if not bool(torch.isfinite(held).all()) or bool((held < 0).any()):
-        raise ValueError(f"{name}: expected finite weights ≥ 0, got a minimum of {float(held.min())}")
-    return weights
+        raise ValueError(
+            f"{name}: expected finite weights ≥ 0, got a minimum of {float(held.min()):g} and a maximum of "
+            f"{float(held.max()):g}; a measure with negative parts has no transport plan"
+        )
+    return weights.to(like.dtype).contiguous()
 
 
 def check_measures(x: Any, y: Any, a: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both measures of a balanced problem, checked alone and against each other."""
+    """Both measures of a balanced problem, checked alone and against each other, with weights of sum 1 exactly.
+
+    Raises ValueError where a total mass is off by more than 1e-4, or by more than a 16-bit dtype rounds.
+    """
     x, y = check_points(x, "x"), check_points(y, "y")
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"x and y: expected points of one dimension d, got {tuple(x.shape)} and {tuple(y.shape)}")
-    if x.device != y.device:
-        raise ValueError(f"x and y: expected one device, got {x.device} and {y.device}")
-    if x.dtype != y.dtype:
-        raise TypeError(f"x and y: expected one dtype, got {x.dtype} and {y.dtype}")
-    a, b = check_weights(a, len(x), x, "a"), check_weights(b, len(y), y, "b")
-    total_a, total_b = (w.detach().sum(dtype=torch.float64) for w in (a, b))
-    if max(abs(float(total_a) - 1), abs(float(total_b) - 1)) > MASS_TOLERANCE:
         raise ValueError(
-            f"a and b: expected total mass 1 each, got {float(total_a):g} and {float(total_b):g}; divide by the sum"
+            f"x and y: expected points of one dimension d, got {tuple(x.shape)} and {tuple(y.shape)}; rows are points"
         )
-    return x, y, a / total_a.to(a.dtype), b / total_b.to(b.dtype)
+    if x.device != y.device:
+        raise ValueError(f"x and y: expected one device, got {x.device} and {y.device}; move one with .to()")
+    if x.dtype != y.dtype:
+        raise TypeError(f"x and y: expected one dtype, got {x.dtype} and {y.dtype}; convert one with .to()")
+    a, b = (None if w is None else as_real(w, name, *WEIGHTS) for w, name in ((a, "a"), (b, "b")))
+    slack = max([MASS_TOLERANCE, *(torch.finfo(w.dtype).eps for w in (a, b) if w is not None)])
+    a, b = check_weights(a, len(x), x, "a"), check_weights(b, len(y), y, "b")
+    total_a, total_b = (float(w.detach().sum(dtype=torch.float64)) for w in (a, b))
+    if max(abs(total_a - 1), abs(total_b - 1)) > slack:
+        raise ValueError(f"a and b: expected total mass 1 each, got {total_a:g} and {total_b:g}; divide by the sum")
+    return x, y, _normalised(a, total_a), _normalised(b, total_b)
+
+
+def _normalised(weights: Tensor, total: float) -> Tensor:
+    """Weights of sum 1; those that have it up to rounding keep their bits, so that checking twice changes nothing."""
+    return weights if abs(total - 1) <= 2 * torch.finfo(weights.dtype).eps else weights / total
+
+
+def check_batch(x: Any, y: Any, a: Any, b: Any, eps: Any) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
+    """The problems of a batch, one tuple (x, y, a, b, eps) an item, each checked as `check_measures` does.
+
+    x is (B, n, d) and y (B, m, d); weights (n,) and a single eps are shared by all items. A message names its item.
+    """
+    x, y = as_real(x, "x", *POINTS), as_real(y, "y", *POINTS)
+    if x.ndim != 3 or y.ndim != 3 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"x and y: expected shapes (B, n, d) and (B, m, d) with B ≥ 1, got {tuple(x.shape)} and {tuple(y.shape)}; "
+            "share points by y.expand(B, -1, -1)"
+        )
+    size = len(x)
+    columns = [x.unbind(), y.unbind(), *(_shared(w, size, name) for w, name in ((a, "a"), (b, "b")))]
+    temperatures = _temperatures(eps, size)
+    items = []
+    for k, (xk, yk, ak, bk) in enumerate(zip(*columns, strict=True)):
+        try:
+            items.append((*check_measures(xk, yk, ak, bk), temperatures[k]))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"item {k}: {error}") from error
+    return items
+
+
+def _shared(weights: Any, size: int, name: str) -> tuple[Tensor | None, ...]:
+    if weights is None:
+        return (None,) * size
+    weights = as_real(weights, name, *WEIGHTS)
+    if weights.ndim == 1:
+        return (weights,) * size
+    if weights.ndim != 2 or len(weights) != size:
+        raise ValueError(f"{name}: expected shape (n,) or ({size}, n), got {tuple(weights.shape)}")
+    return weights.unbind()
+
+
+def _temperatures(eps: Any, size: int) -> list[float]:
+    if isinstance(eps, (str, bytes)) or not hasattr(eps, "__len__") or getattr(eps, "ndim", 1) == 0:
+        return [check_positive(eps, "eps")] * size
+    if len(eps) != size:
+        raise ValueError(f"eps: expected one number or {size}, one an item, got {len(eps)}")
+    return [check_positive(value, f"eps[{k}]") for k, value in enumerate(eps)]
 
 
 def check_positive(value: Any, name: str) -> float:
     """A finite number above 0 as a float. Raises TypeError or ValueError."""
     if isinstance(value, (bool, str)):
         raise TypeError(f"{name}: expected a number above 0, got {value!r}")
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError(f"{name}: expected a number, got a tensor that requires gradients; pass {name}.detach()")
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:

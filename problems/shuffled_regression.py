@@ -4,6 +4,7 @@ For Gaussian noise of variance σ² the loss at `eps = 2 s σ²` is the likeliho
 transport is maximum-likelihood deconvolution, Rigollet & Weed 2018, C. R. Math. 356:1228); a larger eps shrinks W.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor
 
 from ot_newton.cost import SquaredEuclidean
+from ot_newton.galerkin import BracketedMatrix
 from ot_newton.kernels import dispatch
 from ot_newton.linear_model import LinearModelHessian, linear_model_grad, linear_model_hessian
 from ot_newton.one_shot import OneShot, one_shot
-from ot_newton.operators import MatrixOperator
-from ot_newton.pairs import Pairs
+from ot_newton.operators import LinearOperator
+from ot_newton.pairs import Pairs, Passes
 from ot_newton.plan import Plan
 from ot_newton.problem import Problem
 from ot_newton.problems.simulation import RegressionData
+from ot_newton.pullback import PulledBackHessian
 from ot_newton.sinkhorn import solve_checked
 from ot_newton.validate import check_measures, check_points, check_positive
 
@@ -26,6 +29,10 @@ LAWS = ("random", "monge", "identity")
 TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
 FARTHEST = 5.0
 COARSE = 0.02
+KEPT = ("_plan_w", "_shot", "_hessian", "_last", "_coarse", "value_error", "hessian_error")
+SOLVED = ("f", "g", "row_sums", "col_sums", "error", "status", "n_iter", "passes", "modes")  # the rest is data
+COLD = 0.2  # tighter at the first point, where the marginal error is not only that of a small step
+DENSE_SIZE = 256
 T = TypeVar("T")
 
 
@@ -49,7 +56,7 @@ class ShuffledRegression(Problem):
 
     Attributes:
         plan: the transport plan at the last point, or None.
-        n_passes: passes over the n×m pairs so far.
+        passes, n_passes: passes over the n×m pairs so far, by kind and in all.
 
     Raises ValueError and TypeError for inputs that are not what is said above.
 
@@ -84,12 +91,12 @@ class ShuffledRegression(Problem):
         self.cost = SquaredEuclidean(check_positive(scale, "scale"))
         self.size = self.design.shape[1] * Y.shape[1]
         self.dtype, self.device = X.dtype, X.device
-        self.n_passes = 0
         self.plan: Plan | None = None
         self._plan_w: Tensor | None = None
         self._shot: _At[OneShot] | None = None
         self._hessian: _At[tuple[LinearModelHessian, float]] | None = None  # with the marginal error of its plan
         self._last: _Potentials | None = None
+        self._coarse: float | None = None  # marginal error of the last gradient, if it came from unconverged potentials
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,8 +133,15 @@ class ShuffledRegression(Problem):
         raise ValueError(f"law: expected one of {', '.join(LAWS)}, got {law!r}")
 
     def value(self, w: Tensor) -> Tensor:
-        """L(w), shape (): the dual value, whose error is quadratic in the marginal error."""
-        return self._value(self.solve_plan(self.check(w), self._tightest**0.5))
+        """L(w), shape (): the dual value, whose error is quadratic in the marginal error.
+
+        After a gradient from unconverged potentials it is the value that goes with such a gradient: a search that
+        compares the two loses nothing, and finds gradient and Hessian at hand where it ends.
+        """
+        w = self.check(w)
+        if self._coarse is not None and _here(self._plan_at, w) is None:
+            return self._rough(w, self._coarse).value
+        return self._value(self.solve_plan(w, self._tightest**0.5))
 
     def value_and_grad(self, w: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
         """L(w), shape (), and ∇L(w), (size,), to a relative accuracy of about `rtol`.
@@ -135,47 +149,85 @@ class ShuffledRegression(Problem):
         From `rtol` = 0.02 on they come with the Hessian out of one block solve at unconverged potentials.
         """
         w = self.check(w)
-        if rtol is not None and rtol >= COARSE and _here(self._plan_at, w) is None:
-            shot = self._one_shot(w, 2 * rtol)
-            self.value_error = 2 * self.eps * shot.error**2
+        if rtol is not None and rtol >= COARSE and self.size <= DENSE_SIZE and _here(self._plan_at, w) is None:
+            self._coarse = 2 * rtol
+            shot = self._rough(w, self._coarse)
             return shot.value, shot.grad.reshape(-1)
+        self._coarse = None
         tol = self._tightest if rtol is None else max(self._tightest, 0.3 * rtol)
         while True:
             plan = self.solve_plan(w, tol)
-            before = plan.pairs.passes.total
+            before = plan.pairs.passes
             grad = linear_model_grad(plan, self.design)
-            self.n_passes += plan.pairs.passes.total - before
+            self.passes += plan.pairs.passes - before
             # The error of the gradient relative to itself grows as it vanishes; the marginal error must follow it down.
             needed = 0.0 if rtol is None else rtol * float(torch.linalg.vector_norm(grad)) / self._sensitivity(plan)
             if plan.error <= needed or not plan.converged or tol <= self._tightest:
                 return self._value(plan), grad.reshape(-1)
             tol = max(self._tightest, 0.5 * needed)
 
-    def hessian(self, w: Tensor, rtol: float | None = None) -> MatrixOperator:
-        """∇²L(w) as a `MatrixOperator` on the exact matrix; `rtol` is the relative accuracy that is needed of it.
+    def hessian(self, w: Tensor, rtol: float | None = None) -> LinearOperator:
+        """∇²L(w) to a relative accuracy of about `rtol`, 1e-8 if None.
 
-        Costs nothing where the last gradient at w came with a Hessian of that accuracy.
+        Up to 256 parameters a `BracketedMatrix` on the exact matrix, which costs nothing where the last gradient at w
+        came with a Hessian of that accuracy; above that a `PulledBackHessian`, which shares the passes of a product
+        with many columns between them.
         """
         w = self.check(w)
         rtol = 1e-8 if rtol is None else rtol
-        shot = _here(self._shot, w)
-        if shot is not None and shot.hessian_error <= rtol:
-            self.hessian_error = shot.hessian_error
-            return MatrixOperator(shot.matrix, symmetric=True)
-        tol = max(self._tightest, 0.1 * rtol)
+        known = self.hessian_at_hand(w)
+        if known is not None and self.hessian_error <= rtol:
+            return known
+        tol, least = max(self._tightest, 0.1 * rtol), 10 * torch.finfo(self.dtype).eps
         plan = self.solve_plan(w, tol)
-        known, marginal_error = _here(self._hessian, w) or (None, plan.error)
-        if known is None or known.error > rtol or marginal_error > max(tol, plan.error):
-            # The matrix is off by the square of the residual of its block solve, and by the marginal error of the plan.
-            residual = max(0.3 * rtol**0.5, 10 * torch.finfo(self.dtype).eps)
-            known = linear_model_hessian(plan, self.design, rtol=residual, modes=plan.modes)
-            marginal_error = plan.error
-            self.n_passes += known.n_passes
-            self._hessian = _At(w.clone(), (known, marginal_error))
-            self._last = _Potentials(w.clone(), plan.phi, plan.psi, known.modes, known.dphi, known.dpsi)
-            self.plan = plan.with_modes(known.modes)
-        self.hessian_error = known.error + 10 * marginal_error
-        return MatrixOperator(known.matrix, symmetric=True)
+        if self.size > DENSE_SIZE:
+            operator = PulledBackHessian(
+                plan, _LinearMap(self.design, plan.x), rtol=max(0.3 * rtol, least), spent=self._spent
+            )
+            self.hessian_error = operator.transport.rtol + 10 * plan.error
+            return operator
+        matrix, marginal_error = _here(self._hessian, w) or (None, plan.error)
+        if matrix is None or matrix.error > rtol or marginal_error > max(tol, plan.error):
+            # The matrix is off by the square of the residual of its block solve.
+            matrix = linear_model_hessian(plan, self.design, rtol=max(0.3 * rtol**0.5, least), modes=plan.modes)
+            self.passes += matrix.passes
+            self._hessian = _At(w.clone(), (matrix, plan.error))
+            self._last = _Potentials(w.clone(), plan.phi, plan.psi, matrix.modes, matrix.dphi, matrix.dpsi)
+            self.plan = plan.with_modes(matrix.modes)
+        self.hessian_error = matrix.error
+        return matrix.known.operator
+
+    def hessian_at_hand(self, w: Tensor) -> BracketedMatrix | None:
+        """The most accurate matrix that has been computed at w, or None; no pass."""
+        shot, exact = _here(self._shot, w), _here(self._hessian, w)
+        known = [each for each in (shot and shot.known, exact and exact[0].known) if each is not None]
+        if not known:
+            return None
+        best = min(known, key=lambda each: each.error)
+        self.hessian_error = best.error
+        return best.operator
+
+    def _spent(self, passes: Passes, error: float) -> None:
+        """A product of a Hessian handed out reports what it cost and how accurate it was."""
+        self.passes += passes
+        self.hessian_error = max(self.hessian_error, error)
+
+    def state(self) -> dict[str, Any]:
+        """What was kept from the last points, for a checkpoint (`Resumable`)."""
+        known = {name: getattr(self, name) for name in KEPT}
+        plan = self.plan
+        return known | {"plan": None if plan is None else {name: getattr(plan, name) for name in SOLVED}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Keep the result of `state` in another process instead."""
+        for name in KEPT:
+            setattr(self, name, state[name])
+        self.plan = None
+        if self._plan_w is not None:
+            z = self._image(self._plan_w)
+            pairs = Pairs.of(z, self.Y, self.a, self.b, self.eps, self.cost.scale, self.backend)
+            given = {"x": z, "y": self.Y, "a": self.a, "b": self.b, "eps": self.eps}
+            self.plan = Plan(**given, cost=self.cost, pairs=pairs, **state["plan"])
 
     @property
     def _tightest(self) -> float:
@@ -196,11 +248,16 @@ class ShuffledRegression(Problem):
             self._image(w), self.Y, self.a, self.b, self.eps, self.cost, tol,
             init=init, modes=None if start is None else start.modes, backend=self.backend,
         )  # fmt: skip
-        self.n_passes += plan.n_passes
+        self.passes += plan.passes
         self.plan, self._plan_w = plan, w.clone()
         tangent = (None, None) if start is None else (start.dphi, start.dpsi)
         self._last = _Potentials(w.clone(), plan.phi, plan.psi, plan.modes, *tangent)
         return plan
+
+    def _rough(self, w: Tensor, coarse: float) -> OneShot:
+        shot = self._one_shot(w, coarse)
+        self.value_error = 2 * self.eps * shot.error**2
+        return shot
 
     def _one_shot(self, w: Tensor, coarse: float) -> OneShot:
         known = _here(self._shot, w)
@@ -210,10 +267,10 @@ class ShuffledRegression(Problem):
         start = self._predicted(w)
         if start is None:
             psi = torch.zeros_like(self.b)
-            shot = one_shot(pairs, self.design, psi, coarse=coarse)
+            shot = one_shot(pairs, self.design, psi, coarse=COLD * coarse)
         else:
             shot = one_shot(pairs, self.design, start.psi, guess=start.phi, modes=start.modes, coarse=coarse)
-        self.n_passes += pairs.passes.total
+        self.passes += pairs.passes
         self._shot = _At(w.clone(), shot)
         self._last = _Potentials(w.clone(), shot.phi, shot.psi, shot.modes, shot.dphi, shot.dpsi)
         return shot
@@ -257,6 +314,22 @@ class ShuffledRegression(Problem):
         if reference is not None:
             out["loss_above_reference"] = float(self.value(w)) - reference
         return out
+
+
+class _LinearMap:
+    """W ↦ X W, flat and row-major, as a `Linearised`; `image` (n, q) tells where."""
+
+    def __init__(self, X: Tensor, image: Tensor) -> None:
+        self.X, self.image, self.size = X, image, X.shape[1] * image.shape[1]
+
+    def push(self, V: Tensor) -> Tensor:
+        return torch.einsum("np,pqk->nqk", self.X, V.reshape(self.X.shape[1], self.image.shape[1], -1))
+
+    def pull(self, U: Tensor) -> Tensor:
+        return torch.einsum("np,nqk->pqk", self.X, U).reshape(self.size, -1)
+
+    def bend(self, g: Tensor, V: Tensor) -> Tensor:
+        return torch.zeros_like(V)
 
 
 @dataclass(frozen=True, eq=False)

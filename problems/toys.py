@@ -1,95 +1,15 @@
 """Small functions whose gradients, Hessians and minimisers are known in closed form.
 
-Each is a `Problem` with `minimisers`, a tensor (k, size) of all global minimisers (None where they form a continuum or
-do not exist), and `minimum`, the value there. Gradients and Hessians are written out, not differentiated by a program,
+Each is a `Toy`, a `Problem` with `minimisers`, a tensor (k, size) of all global minimisers (None where they form a
+continuum or do not exist), and `minimum`, the value there. Gradients and Hessians are written out, not differentiated,
 so that they referee what is.
 """
 
-from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from ot_newton.operators import FunctionOperator, LinearOperator, MatrixOperator
-from ot_newton.problem import Problem
-
-
-class Toy(Problem):
-    """A function in closed form. A subclass defines `_value`, `_grad` and `_hessian` on a flat tensor.
-
-    Args:
-        x0: the point that `start` returns; the class's own if None.
-        matrix: hand the Hessian out as a `MatrixOperator`; if False, as an operator that is only known by products.
-        scale: the function is multiplied by it.
-        dtype, device: of the parameters.
-
-    Raises:
-        ValueError: `x0` has the wrong number of entries, or `scale` is not positive.
-    """
-
-    default_start: ClassVar[tuple[float, ...]] = ()
-
-    def __init__(
-        self,
-        x0: Any = None,
-        *,
-        matrix: bool = False,
-        scale: float = 1.0,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        start = torch.as_tensor(self.default_start if x0 is None else x0, dtype=dtype, device=device).reshape(-1)
-        if self.default_start and len(start) != len(self.default_start):
-            raise ValueError(f"expected x0 with {len(self.default_start)} entries, got {len(start)}")
-        if not scale > 0:
-            raise ValueError(f"expected scale > 0, got {scale}")
-        self.size, self.dtype, self.device = len(start), dtype, start.device
-        self.matrix, self.scale = matrix, scale
-        self._start = start
-
-    minimum: float | None = None
-
-    @property
-    def minimisers(self) -> torch.Tensor | None:
-        """All global minimisers (k, size); None where they form a continuum or do not exist."""
-        return None
-
-    @abstractmethod
-    def _value(self, w: torch.Tensor) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _grad(self, w: torch.Tensor) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _hessian(self, w: torch.Tensor) -> torch.Tensor: ...
-
-    def start(self, rng: torch.Generator) -> torch.Tensor:
-        """`x0`; nothing is drawn."""
-        return self._start.clone()
-
-    def value(self, w: torch.Tensor) -> torch.Tensor:
-        """f(w)."""
-        return self.scale * self._value(self.check(w))
-
-    def value_and_grad(self, w: torch.Tensor, rtol: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """f(w) and ∇f(w)."""
-        return self.value(w), self.scale * self._grad(w)
-
-    def hessian(self, w: torch.Tensor, rtol: float | None = None) -> LinearOperator:
-        """∇²f(w), as a matrix or by products."""
-        matrix = self.scale * self._hessian(self.check(w))
-        if self.matrix:
-            return MatrixOperator(matrix, symmetric=True)
-        return FunctionOperator(
-            (self.size, self.size),
-            matmat=lambda V: matrix @ V,
-            dtype=self.dtype,
-            device=self.device,
-            symmetric=True,
-        )
-
-    def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=self.dtype, device=self.device)
+from ot_newton.problems.closed_form import Toy
 
 
 class Quadratic(Toy):
@@ -119,7 +39,7 @@ class Quadratic(Toy):
             rng = torch.Generator().manual_seed(seed)
             Q, _ = torch.linalg.qr(torch.randn(self.size, self.size, generator=rng, dtype=torch.float64))
         self.A = ((Q * spectrum) @ Q.T).to(self.device, self.dtype)
-        self.centre = torch.zeros_like(self._start) if centre is None else self._tensor(centre)
+        self.centre = torch.zeros_like(self._start) if centre is None else self.tensor(centre)
         self.minimum = 0.0 if bool((spectrum >= 0).all()) else None
 
     @property
@@ -158,7 +78,7 @@ class StrictSaddle(Toy):
     def minimisers(self) -> torch.Tensor:
         """(0, ±√(b/2))."""
         y = (self.b / 2) ** 0.5
-        return self._tensor([[0.0, y], [0.0, -y]])
+        return self.tensor([[0.0, y], [0.0, -y]])
 
     def _value(self, w: torch.Tensor) -> torch.Tensor:
         x, y = w
@@ -221,7 +141,7 @@ class MonkeySaddle(Toy):
     @property
     def minimisers(self) -> torch.Tensor:
         """¾ (cos φ, sin φ) for φ = π/3, π, 5π/3."""
-        phi = torch.pi * self._tensor([1.0, 3.0, 5.0]) / 3
+        phi = torch.pi * self.tensor([1.0, 3.0, 5.0]) / 3
         return 0.75 * torch.stack([phi.cos(), phi.sin()], dim=1)
 
     def _value(self, w: torch.Tensor) -> torch.Tensor:

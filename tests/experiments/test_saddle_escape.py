@@ -75,8 +75,9 @@ def test_table_follows_every_run(folder: Path, summary: pd.DataFrame):
         last, total = run.iloc[-1], summary[summary["run"] == name].iloc[0]
         for column in ("loss", "lambda_min", "seconds", "n_passes", "loss_above_best"):
             assert last[column] == total[column]
-    looks = table[(table["method"] == "adam") & (table["start"] == "0")]["lambda_min"].notna()
-    assert looks.tolist() == [step % 5 == 0 for step in range(26)]
+    adam = table[(table["method"] == "adam") & (table["start"] == "0")]
+    assert len(adam) == 26
+    assert bool(np.isfinite(adam["lambda_min"].to_numpy()).all())  # it comes with every gradient
 
 
 def test_second_run_computes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys):

@@ -71,8 +71,33 @@ def test_third_derivatives_are_not_pretended():
     x = X.clone().requires_grad_()
     (g,) = torch.autograd.grad(ot_loss(x, Y, eps=EPS), x, create_graph=True)
     (h,) = torch.autograd.grad((g * g.detach()).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"does not require grad|not have been used"):
+    with pytest.raises(RuntimeError, match="third derivatives are not offered"):
         torch.autograd.grad(h.sum(), x)
+    (h,) = torch.autograd.grad(g.square().sum(), x, create_graph=True)  # depends on x in two ways, one of them missing
+    with pytest.raises(RuntimeError, match="third derivatives are not offered"):
+        torch.autograd.grad(h.sum(), x)
+
+
+def test_weights_that_require_gradients_leave_the_hessian_of_the_points():
+    x, a = X.clone().requires_grad_(), A.clone().requires_grad_()
+    gx, ga = torch.autograd.grad(ot_loss(x, Y, a=a, b=B, **EXACT), (x, a), create_graph=True)
+    v = pts(N, 2, 5)
+    (hx,) = torch.autograd.grad((gx * v).sum(), x, retain_graph=True)
+    assert relative(hx.reshape(-1), Referee(X, Y, EPS, a=A, b=B).hessian_x @ v.reshape(-1)) < 1e-7
+    for output, wanted in ((gx, a), (ga, x), (ga, a), (gx.sum() + ga.sum(), x)):
+        with pytest.raises(RuntimeError, match="second derivatives with respect to the weights are not offered"):
+            torch.autograd.grad(output.sum(), wanted, retain_graph=True)
+
+
+def test_eps_is_not_differentiable_and_says_so():
+    with pytest.raises(TypeError, match=r"eps: expected a number, got a tensor that requires gradients; pass eps"):
+        ot_loss(X, Y, torch.tensor(0.5, requires_grad=True))
+
+
+@pytest.mark.parametrize("hvp_rtol", [0.0, -1.0, float("nan")])
+def test_a_bad_tolerance_is_named_before_any_work(hvp_rtol):
+    with pytest.raises(ValueError, match="hvp_rtol: expected a finite number above 0"):
+        ot_loss(X, Y, EPS, hvp_rtol=hvp_rtol)
 
 
 @pytest.mark.parametrize(("scale", "want"), [(1.0, [0, -0.65464521, 0.02505527]), (0.5, [0, -0.37751959, 0.45629662])])

@@ -2,7 +2,8 @@ import pytest
 import torch
 from referee import Referee, plan_matrix, pts, relative, row_potential, wts
 
-from ot_newton.pairs import Labels, Pairs, Passes
+from ot_newton.labels import Labels
+from ot_newton.pairs import Pairs, Passes
 
 EPS = 0.7
 
@@ -59,8 +60,7 @@ def test_temperature_and_sides_share_the_count(case):
 
 @pytest.mark.parametrize(("columns", "passes"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
 def test_a_pass_carries_64_columns(columns, passes):
-    count = Passes()
-    count.count_application(columns)
+    count = Passes.application(columns)
     assert (count.applications, count.columns, count.half_steps, count.total) == (passes, columns, 0, passes)
 
 

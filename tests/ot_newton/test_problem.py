@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from ot_newton.counting import CountedProblem
+from ot_newton.pairs import Passes
 from ot_newton.problem import FunctionProblem, as_point
 from ot_newton.problems.toys import Rosenbrock
 
@@ -117,7 +118,8 @@ def test_counting():
 
 def test_counting_sees_the_passes_and_errors_of_the_problem():
     inner = Rosenbrock()
-    inner.n_passes, inner.value_error, inner.hessian_error = 7, 0.5, 0.25
+    inner.passes, inner.value_error, inner.hessian_error = Passes(3, 4, 9), 0.5, 0.25
     counted = CountedProblem(inner)
-    inner.n_passes += 4
+    inner.passes += Passes(applications=4, columns=8)
+    assert counted.passes == Passes(0, 4, 8)
     assert (counted.n_passes, counted.value_error, counted.hessian_error) == (4, 0.5, 0.25)

@@ -2,7 +2,8 @@ import pytest
 import torch
 from referee import Referee, pts, relative, wts
 
-from ot_newton.response import respond
+from ot_newton.problems.cytometry import cytometry_points
+from ot_newton.response import grow, respond
 from ot_newton.schur import SchurSpace, inverse, orthonormal
 from ot_newton.sinkhorn import solve
 from ot_newton.status import Status
@@ -119,6 +120,71 @@ def test_slow_modes_of_a_neighbour_save_passes():
     assert first.modes.shape == (280, 64)
     assert again.status is Status.CONVERGED
     assert again.n_passes < first.n_passes
+
+
+def test_exact_slow_modes_do_no_harm():
+    """They drop out of the block at once; random columns take their place, or a block of few columns would creep."""
+    x = cytometry_points(400, 0)
+    y = x.flip(0) + 0.05 * torch.randn(400, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plan = solve(x, y, 0.1, tol=1e-9)
+    A = x @ torch.randn(5, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    z = (x * A).sum(1, keepdim=True)
+    P = plan.to_dense()
+    rho, kappa = plan.row_sums[:, None] * z - (A * (P @ y)).sum(1, keepdim=True), P.T @ z - (y * (P.T @ A)).sum(1, True)
+    args = plan.pairs, plan.phi, plan.psi, plan.row_sums, plan.col_sums, rho, kappa
+    cold = respond(*args, rtol=1e-6)
+    warm = respond(*args, rtol=1e-6, modes=respond(*args, rtol=1e-9).modes)
+    assert cold.status is warm.status is Status.CONVERGED
+    assert cold.n_passes <= 40
+    assert warm.n_passes <= cold.n_passes
+
+
+def test_grow_keeps_the_width():
+    case = Case(300, 280)
+    space = SchurSpace(*case.args)
+    K = case.dense.P / case.dense.r.sqrt()[:, None] / case.dense.c.sqrt()
+    space.expand(torch.linalg.eigh(torch.eye(280).double() - K.T @ K)[1][:, 1:21])
+    assert space.n_new == 20
+    assert grow(space, 20) == 20  # an invariant space: the operator adds nothing to it
+    assert grow(space, 20) == 20
+    assert (space.Q.T @ space.Q - torch.eye(60)).abs().max() < 1e-12
+
+
+def test_dependent_columns_are_solved_once_and_answered_each():
+    case = Case(40, 30)
+    mix = torch.tensor([[1.0, 0.0, 1.0, -2.0, 0.0], [0.0, 1.0, 1.0, 0.5, 0.0]]).double()
+    answer, plain = case.respond(case.rho @ mix, case.kappa @ mix, rtol=1e-10), case.respond(rtol=1e-10)
+    assert answer.status is Status.CONVERGED
+    assert answer.residual.shape == (5,)
+    assert float(answer.residual[4]) == 0
+    assert relative(answer.dphi, plain.dphi @ mix) < 1e-8
+    assert relative(answer.dpsi, plain.dpsi @ mix) < 1e-8
+
+
+def test_every_column_decides_when_to_stop():
+    """A column that is a slow mode is solved at once; the tiny one beside it is not, and counts as much."""
+    case = Case(300, 280, eps=0.1)
+    rho = torch.cat([case.rho[:, :1], 1e-9 * case.rho[:, 1:]], 1)
+    kappa = torch.cat([case.kappa[:, :1], 1e-9 * case.kappa[:, 1:]], 1)
+    answer = case.respond(rho, kappa, rtol=1e-5)
+    assert answer.status is Status.CONVERGED
+    assert float(answer.residual.max()) <= 1e-5
+    P, r, c = case.dense.P, case.dense.r, case.dense.c
+    rhs = kappa - P.T @ (rho / r[:, None])
+    off = (rhs - (torch.diag(c) - P.T @ (P / r[:, None])) @ answer.dpsi) / c.sqrt()[:, None]
+    assert (off.norm(dim=0) <= 1.01e-5 * (rhs / c.sqrt()[:, None]).norm(dim=0)).all()
+
+
+def test_the_slow_modes_are_those_of_the_operator():
+    case = Case(300, 280, eps=0.1)
+    modes = case.respond(rtol=1e-9).modes[:, :5]
+    K = case.dense.P / case.dense.r.sqrt()[:, None] / case.dense.c.sqrt()
+    values, vectors = torch.linalg.eigh(torch.eye(280).double() - K.T @ K)
+    found = case.dense.c.sqrt()[:, None] * modes
+    assert (found.T @ found - torch.eye(5)).abs().max() < 1e-10
+    overlap = torch.linalg.svdvals(vectors[:, 1:6].T @ found)
+    assert float(values[5]) < 0.9 * float(values[6]) or float(overlap[:4].min()) > 0.999
+    assert float(overlap[:4].min()) > 0.99
 
 
 def test_damping_moves_the_answer():

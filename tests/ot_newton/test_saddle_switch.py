@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ot_newton.adam import Adam
+from ot_newton.certificate import Verdict
 from ot_newton.minimize import minimize
 from ot_newton.newton_cg import NewtonCG
 from ot_newton.problems import toys
@@ -67,8 +68,18 @@ def test_a_rough_look_is_repeated_only_where_it_decides_nothing():
     for x, times in (([0.0, 0.0], 1), ([0.0, 0.41], 2)):  # curvatures (2, -2) and (2, 0.02)
         Inexact.asked.clear()
         seen = switch._look(Inexact(x), torch.tensor(x, dtype=torch.float64))
-        assert Inexact.asked == [ROUGH, switch.enter / 3][:times]
-        assert (seen.lambda_min < 0) is (times == 1)
+        assert tuple(Inexact.asked) == switch._accuracies[:times]
+        assert seen.verdict is (Verdict.NEGATIVE if times == 1 else Verdict.NONNEGATIVE)
+
+
+def test_a_bracket_that_stays_open_changes_nothing():
+    class Vague(toys.StrictSaddle):
+        def hessian(self, w, rtol=None):
+            self.hessian_error = 2.0
+            return super().hessian(w, rtol)
+
+    result = minimize(Vague([1.0, 0.9]), method=SaddleSwitch(SLOW, check_every=2), options={"maxiter": 30})
+    assert set(phases(result)) == {"adam"}
 
 
 def test_a_saddle_where_adam_rests_is_left_along_the_eigenvector():

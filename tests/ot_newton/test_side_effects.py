@@ -1,14 +1,22 @@
 """What a solve must not depend on, and what it must leave alone."""
 
+import itertools
+import logging
+import os
 import random
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from referee import pts, wts
 
-from ot_newton.sinkhorn import solve
+from ot_newton import NewtonCG, cg, eigsh, minimize, minres, ot_loss, smallest_eigenvalue, solve
+from ot_newton.batch import solve_batch
+from ot_newton.check import check
+from ot_newton.kernels import dispatch
+from ot_newton.problems.shuffled_regression import ShuffledRegression
 
 
 @pytest.mark.parametrize("backend", ["blocked", "dense"])
@@ -45,6 +53,117 @@ def test_nothing_else_changes():
     assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
     assert random.getstate() == states[2]
     assert list(warnings.filters) == filters
+
+
+def every_call(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> None:
+    """Each public function that computes, once."""
+    plan = solve(x, y, 0.5, a=a)
+    H = plan.hessian()
+    eigsh(H, k=2), smallest_eigenvalue(H), cg(H, x.reshape(-1)), minres(H, x.reshape(-1))
+    solve_batch(torch.stack([x, x]), torch.stack([y, y]), 0.5, a=a)
+    check(x, y, a, eps=0.5)
+    leaf = x.clone().requires_grad_()
+    with torch.enable_grad():
+        (g,) = torch.autograd.grad(ot_loss(leaf, y, 0.5, a=a), leaf, create_graph=True)
+        torch.autograd.grad(g.square().sum(), leaf)
+    problem = ShuffledRegression(x, y, eps=0.5, a=a)
+    minimize(problem, problem.start(torch.Generator().manual_seed(0)), method=NewtonCG(), options={"maxiter": 2})
+
+
+def surroundings() -> list:
+    """All that a call could change around itself."""
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+        random.getstate(),
+        list(warnings.filters),
+        warnings.showwarning,
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        np.geterr(),
+        logging.getLogger().level,
+        logging.getLogger("ot_newton").handlers,
+        torch.cuda.current_device() if torch.cuda.is_available() else None,
+        sorted(os.environ.items()),
+        os.getcwd(),
+        os.times().children_user,  # no process of its own
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("grad", [True, False])
+def test_nothing_around_a_call_changes(dtype, grad, capsys):
+    x, y, a = pts(20, 3).to(dtype), pts(16, 3, 1).to(dtype), wts(20).to(dtype)
+    versions, copies = [t._version for t in (x, y, a)], [t.clone() for t in (x, y, a)]
+    with torch.set_grad_enabled(grad):
+        before = surroundings()
+        every_call(x, y, a)
+        assert surroundings() == before
+    assert [t._version for t in (x, y, a)] == versions
+    assert all(torch.equal(t, copy) for t, copy in zip((x, y, a), copies, strict=True))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_default_dtype_and_device_do_not_matter():
+    x, y, v = pts(20, 3), pts(16, 3, 1), pts(20, 3, 2).reshape(-1)
+
+    def answers() -> list[torch.Tensor]:
+        plan = solve(x, y, 0.5)
+        return [plan.value(), plan.grad(), plan.hessian() @ v, eigsh(plan.hessian(), k=2).w, ot_loss(x, y, 0.5)]
+
+    want = answers()
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):  # what is created without a device lands where it cannot be computed with
+            got = answers()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("late", [0, 1, 5])
+@pytest.mark.parametrize("call", [solve, ot_loss, solve_batch, check, "hessian"])
+def test_an_exception_restores_everything(call, late, monkeypatch):
+    """In the middle of the work, as from an interrupt or a device out of memory."""
+    x, y, calls = pts(20, 3), pts(16, 3, 1), itertools.count()
+    plan = solve(x, y, 0.5)
+
+    def failing(primitive):
+        def wrapped(*arguments, **options):
+            if next(calls) >= late:
+                raise KeyboardInterrupt
+            return primitive(*arguments, **options)
+
+        return wrapped
+
+    for name in ("lse", "half_step", "attend", "apply", "hadamard"):
+        monkeypatch.setattr(dispatch, name, failing(getattr(dispatch, name)))
+    before = surroundings()
+    if call == "hessian":
+        with pytest.raises(KeyboardInterrupt):
+            plan.hessian() @ x.reshape(-1)
+    else:
+        points = (x[None], y[None]) if call is solve_batch else (x, y)
+        with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+            call(*points, eps=0.01)
+    assert surroundings() == before
+    monkeypatch.undo()
+    assert torch.equal(solve(x, y, 0.5).f, plan.f)
+
+
+def test_several_threads_get_the_same_answers():
+    x, y = pts(40, 2), pts(30, 2, 1)
+    want = [solve(x, y, eps).f for eps in (0.3, 0.5, 1.0, 2.0)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda eps: solve(x, y, eps).f, (0.3, 0.5, 1.0, 2.0)))
+    assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
 
 
 def test_the_same_call_gives_the_same_bits():

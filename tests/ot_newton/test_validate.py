@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from referee import Referee, pts, relative, wts
@@ -16,7 +17,14 @@ X, Y = pts(5, 2), pts(4, 2, 1)
     ("x", "error", "message"),
     [
         (X[:, 0], ValueError, r"x: expected shape \(n, d\) with n, d ≥ 1, got \(5,\)"),
-        (X[None], ValueError, r"x: expected shape \(n, d\).*got \(1, 5, 2\)"),
+        (X[None], ValueError, r"expected shape.*got \(1, 5, 2\)"),
+        (X.to_sparse(), TypeError, r"x: expected a dense tensor, got torch.sparse_coo; convert with .to_dense\(\)"),
+        (X > 0, TypeError, r"x: expected floating-point numbers, got torch.bool"),
+        (X.to(torch.float8_e4m3fn), TypeError, r"got torch.float8_e4m3fn; convert with"),
+        (X.to("meta"), ValueError, r"x: expected a tensor with data, got one on the device 'meta'"),
+        (X.numpy().astype(np.longdouble), TypeError, r"x: expected a tensor or array of points.* got ndarray of float"),
+        (X.numpy().astype(object), TypeError, r"got ndarray of object; convert with .double\(\)"),
+        ([[1.0, 2.0], [3.0]], TypeError, r"x: expected a tensor or array of points \(n, d\), got list"),
         (X[:0], ValueError, r"x: expected shape \(n, d\).*got \(0, 2\)"),
         (X[:, :0], ValueError, r"x: expected shape \(n, d\).*got \(5, 0\)"),
         (X[:, :1], ValueError, r"x and y: expected points of one dimension d, got \(5, 1\) and \(4, 2\)"),
@@ -45,7 +53,7 @@ def test_bad_points(call, x, error, message):
         (wts(5) * 0, ValueError, r"a and b: expected total mass 1 each, got 0 and 1"),
         (torch.tensor([0.5, 0.7, -0.2, 0, 0]), ValueError, r"a: expected finite weights ≥ 0, got a minimum of -0.2"),
         (wts(5) * math.nan, ValueError, r"a: expected finite weights ≥ 0, got a minimum of nan"),
-        (torch.tensor([1, 2, 3, 4, 5]), TypeError, r"a: expected floating-point weights.*got torch.int64; divide"),
+        (torch.tensor([1, 2, 3, 4, 5]), TypeError, r"a: expected floating-point numbers, got torch.int64; divide"),
     ],
 )
 def test_bad_weights(a, error, message):
@@ -109,6 +117,50 @@ def test_arrays_and_lists_are_welcome():
     want = solve(X, Y, 1.0).value()
     assert torch.equal(solve(X.numpy(), Y.numpy(), 1.0, a=np.full(5, 0.2)).value(), want)
     assert solve(X.numpy().tolist(), Y.numpy().astype(np.float32), 1.0).x.dtype == torch.float32
+
+
+def test_arrays_of_every_layout_are_read_and_left_alone():
+    want, points = solve(X, Y, 1.0).value(), X.numpy()
+    frozen = points.copy()
+    frozen.flags.writeable = False
+    reversed_twice = points[::-1].copy()[::-1]  # negative strides
+    for array in (frozen, reversed_twice, points.astype(">f8"), np.asfortranarray(points), pd.DataFrame(frozen)):
+        assert torch.equal(solve(array, Y, 1.0).value(), want)
+    assert torch.equal(solve(X, Y, 1.0, a=pd.Series(np.full(5, 0.2))).value(), want)
+    assert (frozen == points).all()
+
+
+def test_lazy_negation_is_carried_out():
+    x = torch.complex(X, -X[:, :1].expand(-1, 2)).conj().imag
+    assert x.is_neg()
+    assert torch.equal(check_points(x, "x"), X[:, :1].expand(-1, 2))
+
+
+def test_weights_in_sixteen_bits_have_sum_one_up_to_their_rounding():
+    for dtype in (torch.float16, torch.bfloat16):
+        a = torch.full((300,), 1 / 300, dtype=dtype)
+        assert abs(float(a.double().sum()) - 1) > 1e-4
+        x = pts(300, 2).to(dtype)
+        _, _, got, _ = check_measures(x, x, a, None)
+        assert got.dtype == torch.float32
+        assert relative(got, torch.full((300,), 1 / 300).double()) < 1e-6
+        with pytest.raises(ValueError, match="expected total mass 1 each"):
+            check_measures(x.float(), x.float(), a.float(), None)
+
+
+def test_checking_twice_changes_nothing():
+    a = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    for weights in (a / a.sum(), (a / a.sum()).double(), a.double() / a.double().sum() * (1 + 1e-5)):
+        x = pts(1000, 1).to(weights.dtype)
+        once = check_measures(x, x, weights, None)
+        assert abs(float(once[2].double().sum()) - 1) <= 2 * torch.finfo(weights.dtype).eps
+        assert all(torch.equal(first, second) for first, second in zip(once, check_measures(*once), strict=True))
+
+
+def test_weights_follow_the_points():
+    plan = solve(X.float(), Y.float(), 1.0, a=wts(5), b=wts(4).numpy())
+    assert plan.a.dtype == plan.b.dtype == torch.float32
+    assert solve(X, Y, 1.0, a=wts(5).float()).a.dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

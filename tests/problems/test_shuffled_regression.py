@@ -1,12 +1,16 @@
 import math
 
+import pandas as pd
 import pytest
 import torch
 from referee import Referee, pts, relative, wts
 from scipy.linalg import sqrtm
 from scipy.sparse.linalg import eigsh as scipy_eigsh
 
+from ot_newton.adam import Adam
 from ot_newton.lanczos import eigsh
+from ot_newton.minimize import minimize
+from ot_newton.operators import MatrixOperator
 from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.problems.shuffled_regression import ShuffledRegression, eps_from_noise, gaussian_monge_map
 from ot_newton.problems.simulation import simulate
@@ -84,6 +88,67 @@ def test_a_coarse_request_is_cheaper():
         problem.hessian(w, rtol)
         passes.append(problem.n_passes)
     assert passes[0] < passes[1] < passes[2]
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.25, 0.5])
+def test_adam_knows_the_bracket_at_every_step_for_few_passes(eps):
+    data = simulate(cytometry_points(800, seed=0), n=200, split="permuted", noise=0.2, seed=0)
+    problem = ShuffledRegression(data.X, data.Y, eps)
+    converged, errors, points = ShuffledRegression(data.X, data.Y, eps), [], []
+
+    def look(intermediate_result):
+        points.append(intermediate_result.x.clone())
+        if intermediate_result.nit % 5 == 0:
+            want = converged.value_and_grad(points[-1])[1]
+            errors.append(float((intermediate_result.jac - want).norm() / want.norm()))
+
+    start = problem.start(torch.Generator().manual_seed(0))
+    result = minimize(problem, start, method=Adam(lr=0.02), callback=look, options={"maxiter": 30})
+    history = result.history
+    assert history.n_passes.diff()[1:].median() <= 10
+    assert max(errors) <= 0.02
+    assert history[["lambda_min", "lambda_lower", "lambda_upper"]].notna().all(axis=None)
+    for point, row in zip(points[4::5], history.iloc[5::5].itertuples(), strict=True):
+        exact = float(torch.linalg.eigvalsh(converged.hessian(point, 1e-6).to_dense())[0])
+        assert row.lambda_lower <= exact <= row.lambda_upper
+        assert row.lambda_lower <= row.lambda_min <= row.lambda_upper
+
+
+def test_the_matrix_at_hand():
+    problem = make(n=60, m=50)
+    w = torch.sin(torch.arange(6).double())
+    assert problem.hessian_at_hand(w) is None
+    problem.value_and_grad(w, 0.05)
+    before = problem.n_passes
+    rough = problem.hessian_at_hand(w)
+    assert rough is not None
+    assert problem.n_passes == before
+    tight = problem.hessian(w, 1e-6)
+    again = problem.hessian_at_hand(w)
+    assert again is not None
+    assert torch.equal(again.matrix, tight.to_dense())
+    assert problem.hessian_error <= 1e-6
+    assert problem.hessian_at_hand(w + 1) is None
+
+
+def test_many_parameters_give_an_operator():
+    X, Y = pts(40, 19), pts(35, 14, 1)
+    problem = ShuffledRegression(X / 4, Y / 4, 1.0)
+    w = 0.1 * torch.sin(torch.arange(problem.size).double())
+    assert problem.size == 266
+    H = problem.hessian(w, 1e-6)
+    assert not isinstance(H, MatrixOperator)
+    assert H.symmetric
+    V = torch.randn(266, 3, generator=torch.Generator().manual_seed(0)).double()
+    before, J = problem.n_passes, torch.kron(X / 4, torch.eye(14).double())
+    got = H.matmat(V)
+    assert problem.n_passes > before
+    plan = problem.plan
+    assert plan is not None
+    assert relative(got, J.T @ (plan.hessian(rtol=1e-11) @ (J @ V))) < 1e-6
+    h = 1e-4
+    up, down = (problem.value_and_grad(w + s * h * V[:, 0])[1] for s in (1, -1))
+    assert relative(got[:, 0], (up - down) / (2 * h)) < 1e-4
 
 
 def test_one_point_one_solve():
@@ -258,3 +323,20 @@ def test_bad_problems(change, error, message):
 def test_bad_parameters(w):
     with pytest.raises((ValueError, TypeError), match="expected"):
         make().value_and_grad(w)
+
+
+@pytest.mark.parametrize("method", ["adam", "newton-cg", "trust-krylov", "adam-newton"])
+def test_a_continued_run_is_the_uninterrupted_one(method, tmp_path):
+    def run(maxiter, **options):
+        problem = make(n=60, m=50)
+        start = problem.start(torch.Generator().manual_seed(1))
+        return minimize(problem, start, method=method, options={"maxiter": maxiter}, **options)
+
+    whole = run(9)
+    run(4, checkpoint=tmp_path / "run")
+    continued = run(9, checkpoint=tmp_path / "run")
+    assert torch.equal(continued.x, whole.x)
+    assert torch.equal(continued.jac, whole.jac)
+    assert continued.n_passes == whole.n_passes
+    columns = ["fun", "grad_norm", "lambda_min", "n_passes"]
+    pd.testing.assert_frame_equal(continued.history[columns], whole.history[columns], check_exact=True)
