@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.response_cg import conjugate_gradients
-from ot_newton.schur import BLOCK, SchurSpace, relative, small_eigh, start_block
+from ot_newton.schur import BLOCK, SchurSpace, relative, start_block
 from ot_newton.status import Status
 
 
@@ -113,13 +113,9 @@ def grow(space: SchurSpace, width: int = BLOCK) -> int:
     Columns drop out as modes become exact, and exact slow modes in the start block drop out at once. A narrow block
     would take more steps, and passes, for what is left.
     """
-    new = space.n_new
-    V = space.SQ[:, space.SQ.shape[1] - new :]
-    # What sticks out of the space, by Pythagoras.
-    outside = (V.T @ V).to(torch.float64) - space.T[:, len(space.T) - new :].T @ space.T[:, len(space.T) - new :]
-    alive = int((small_eigh(outside)[0] > 256 * torch.finfo(V.dtype).eps).sum())
+    V = space.SQ[:, space.SQ.shape[1] - space.n_new :]
     rng = torch.Generator(device=V.device).manual_seed(space.Q.shape[1])
-    fill = torch.randn(len(V), max(0, width - alive), generator=rng, dtype=V.dtype, device=V.device)
+    fill = torch.randn(len(V), max(0, width - V.shape[1]), generator=rng, dtype=V.dtype, device=V.device)
     return space.expand(torch.cat([V, fill], 1))
 
 

@@ -123,7 +123,7 @@ def test_slow_modes_of_a_neighbour_save_passes():
 
 
 def test_exact_slow_modes_do_no_harm():
-    """They drop out of the block at once; random columns take their place, or a block of few columns would creep."""
+    """They drop out of the block in the first step, and without random columns in their place it would creep on."""
     x = cytometry_points(400, 0)
     y = x.flip(0) + 0.05 * torch.randn(400, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     plan = solve(x, y, 0.1, tol=1e-9)
@@ -135,8 +135,8 @@ def test_exact_slow_modes_do_no_harm():
     cold = respond(*args, rtol=1e-6)
     warm = respond(*args, rtol=1e-6, modes=respond(*args, rtol=1e-9).modes)
     assert cold.status is warm.status is Status.CONVERGED
-    assert cold.n_passes <= 40
-    assert warm.n_passes <= cold.n_passes
+    assert cold.n_passes <= 20
+    assert warm.n_passes <= cold.n_passes + 2
 
 
 def test_grow_keeps_the_width():
@@ -145,8 +145,8 @@ def test_grow_keeps_the_width():
     K = case.dense.P / case.dense.r.sqrt()[:, None] / case.dense.c.sqrt()
     space.expand(torch.linalg.eigh(torch.eye(280).double() - K.T @ K)[1][:, 1:21])
     assert space.n_new == 20
-    assert grow(space, 20) == 20  # an invariant space: the operator adds nothing to it
-    assert grow(space, 20) == 20
+    assert grow(space, 30) == 10  # an invariant space, to which the operator adds nothing
+    assert grow(space, 30) == 30
     assert (space.Q.T @ space.Q - torch.eye(60)).abs().max() < 1e-12
 
 

@@ -29,7 +29,7 @@ def test_correction_is_newton_on_the_modes():
 
 
 def test_a_complete_block_leaves_nothing_to_do():
-    pairs, dense = problem(12, 6)
+    _, dense = problem(12, 6)
     c, J = dense.c, (dense.P / dense.c).T @ (dense.P / dense.r[:, None])
     V, off = orthonormal_under(torch.eye(6)[:, :5].double(), c), 1e-4 * pts(6, 1, 5)[:, 0]
     off = off - c @ off
