@@ -11,7 +11,9 @@ if not (_Path(__file__).parent / "kernels").is_dir():
 
 from ot_newton.adam import Adam
 from ot_newton.autograd import ot_loss
+from ot_newton.batch import solve_batch
 from ot_newton.certificate import Certificate, Verdict, smallest_eigenvalue
+from ot_newton.check import check
 from ot_newton.cubic import Cubic
 from ot_newton.density import count_below, spectral_density
 from ot_newton.divergence import sinkhorn_divergence, solve_divergence
@@ -55,6 +57,7 @@ __all__ = [
     "Verdict",
     "aslinearoperator",
     "cg",
+    "check",
     "check_operator",
     "count_below",
     "eigsh",
@@ -64,6 +67,7 @@ __all__ = [
     "sinkhorn_divergence",
     "smallest_eigenvalue",
     "solve",
+    "solve_batch",
     "solve_divergence",
     "solve_unbalanced",
     "spectral_density",

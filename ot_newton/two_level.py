@@ -7,7 +7,8 @@ makes plain Sinkhorn slow. A block V of displacements rides along in the two pas
     psi ← G(psi) + J V (M - H)⁻¹ VᵀD_c (G(psi) - psi),
 
 and `V ← J V` is subspace iteration, so the block turns into the slow modes at no extra pass. Anderson mixing
-(Walker & Ni 2011, SIAM J. Numer. Anal. 49:1715) takes care of the rest. A step that lowers the dual is undone.
+(Walker & Ni 2011, SIAM J. Numer. Anal. 49:1715) takes care of the rest. A step that lowers the dual is undone, and the
+radius that holds each mode grows while its slope lasts: clusters far apart have potentials of many eps to go.
 """
 
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ def two_level(
     latest: bool = False,
 ) -> tuple[Potentials, Status]:
     """Iterate from psi (m,) until `watch` says stop; `modes` (m, k) are displacements to start the block from.
+
     With none of them (m, 0) these are plain sweeps with Anderson extrapolation, exact to the last digit.
 
     Returns the state of the smallest error, or the `latest`: on the way to a far solution the error stays put.

@@ -1,5 +1,6 @@
 import doctest
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 import torch
 from referee import cost_matrix, pts, relative, wts
 
-import ot_newton.check
 from ot_newton.check import check
 from ot_newton.check_report import Report
 from ot_newton.potentials import Watch
@@ -169,7 +169,7 @@ def test_bad_inputs(change, error, message):
 
 
 def test_the_examples_run():
-    assert doctest.testmod(ot_newton.check, extraglobs={"torch": torch}).failed == 0
+    assert doctest.testmod(sys.modules[check.__module__], extraglobs={"torch": torch}).failed == 0
 
 
 @pytest.mark.gpu
