@@ -97,10 +97,14 @@ def test_the_loss_of_a_batch_has_two_derivatives_an_item(cost):
 
 def test_gradcheck_with_shared_points_and_weights():
     def loss(x, y, logits):
-        points, b = y[:3].expand(2, -1, -1), torch.softmax(logits, 0)
-        return ot_loss(x[:, :4], points, EPS, b=b, hvp_rtol=1e-12, **EXACT)
+        points, b = y.expand(2, -1, -1), torch.softmax(logits, 0)
+        return ot_loss(x, points, EPS, b=b, hvp_rtol=1e-12, **EXACT)
 
-    inputs = (X[:2].clone().requires_grad_(), Y[0].clone().requires_grad_(), torch.zeros(3).double().requires_grad_())
+    inputs = (
+        X[:2, :3].clone().requires_grad_(),
+        Y[0, :2].clone().requires_grad_(),
+        torch.zeros(2).double().requires_grad_(),
+    )
     assert torch.autograd.gradcheck(loss, inputs, eps=1e-5, atol=1e-7)
     assert torch.autograd.gradgradcheck(
         lambda x, y: loss(x, y, inputs[2].detach()), inputs[:2], eps=1e-5, atol=1e-6, nondet_tol=1e-12
