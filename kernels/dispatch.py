@@ -13,6 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ot_newton.kernels.precision import full_precision
+
 BACKENDS = ("auto", "blocked", "dense", "triton")
 Operands = tuple[Tensor, Tensor]
 _MODULES = {"dense": "reference", "blocked": "blocked", "triton": "fused"}
@@ -68,6 +70,7 @@ def padded(v: Tensor, *, backend: str = "auto") -> Tensor:
     return _module(backend).padded_bias(v, len(v)) if backend == "triton" else v
 
 
+@full_precision
 def lse(
     q: Tensor,
     k: Tensor,
@@ -82,6 +85,7 @@ def lse(
     return module.lse(q, k, v, anchor=anchor, **_given(operands))
 
 
+@full_precision
 def half_step(
     q: Tensor,
     k: Tensor,
@@ -97,6 +101,7 @@ def half_step(
     return module.half_step(q, k, v, norm, guess, **_given(operands))
 
 
+@full_precision
 def attend(
     q: Tensor,
     k: Tensor,
@@ -112,6 +117,7 @@ def attend(
     return module.attend(q, k, v, V, anchor=anchor, **_given(operands))
 
 
+@full_precision
 def apply(
     q: Tensor, k: Tensor, u: Tensor, v: Tensor, V: Tensor, *, operands: Operands | None = None, backend: str = "auto"
 ) -> Tensor:
@@ -119,6 +125,7 @@ def apply(
     return _module(resolve(backend, q.device, q.dtype)).apply(q, k, u, v, V, **_given(operands))
 
 
+@full_precision
 def hadamard(
     q: Tensor,
     k: Tensor,

@@ -21,6 +21,7 @@ from ot_newton.ritz_search import WHICH, Found, Search
 from ot_newton.status import Status
 
 _SEED = 0x5EED_1A2C_2057_E165  # a start of our own: no user's seed gives the same vectors
+LOOK_EVERY = {"cuda": 8}  # steps between two looks at the coefficients, which make a device wait; 1 elsewhere
 _MOST_VECTORS, _MOST_ENTRIES = 300, 2**25  # of a space before it restarts, unless k asks for more
 
 
@@ -122,12 +123,11 @@ class _Lockstep:
 
     def run(self) -> int:
         """All steps, the host looking at the coefficients every few of them; the number of finite steps."""
-        done, stride = 0, 8 if self.basis.is_cuda else 1
+        done, stride = 0, LOOK_EVERY.get(self.basis.device.type, 1)
         while done < self.steps:
-            stop = min(done + stride, self.steps)
-            coefficients = torch.stack([self._step(j) for j in range(done, stop)], -1).cpu()  # (2, c, stop - done)
-            for j in range(done, stop):
-                alpha, beta = coefficients[..., j - done]
+            ahead = range(done, min(done + stride, self.steps))
+            coefficients = torch.stack([self._step(j) for j in ahead]).cpu()  # (steps ahead, 2, c)
+            for j, (alpha, beta) in zip(ahead, coefficients, strict=True):
                 if not bool((alpha.isfinite() & beta.isfinite()).all()):
                     return j
                 previous = self.beta[:, j - 1] if j else torch.zeros_like(alpha)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ot_newton.galerkin import Bracket, GalerkinHessian, Move
+from ot_newton.kernels.precision import full_precision
 from ot_newton.marginal_shift import Moments, shift
 from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.plan import Plan
@@ -57,11 +58,13 @@ class LinearModelHessian(Counted):
         return self.known.error
 
 
+@full_precision
 def linear_model_grad(plan: Plan, X: Tensor) -> Tensor:
     """`∇L = Xᵀ ∇_x OT`, (p, q), for a plan from X W to y; one pass, shared with the Hessian."""
     return X.T @ plan.embedded_grad()
 
 
+@full_precision
 def linear_model_hessian(
     plan: Plan, X: Tensor, *, rtol: float = 1e-6, modes: Tensor | None = None, max_iter: int = 60
 ) -> LinearModelHessian:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ot_newton.galerkin import CAP, Bracket, GalerkinHessian
+from ot_newton.kernels.precision import full_precision
 from ot_newton.linear_model import MODES, carried, moves
 from ot_newton.marginal_shift import Moments, shift
 from ot_newton.pairs import Pairs
@@ -96,6 +97,7 @@ def _corrected(swept: _Sweep) -> tuple[Tensor, Tensor]:
     return centred(state.psi, c) + step, orthonormal_under(JV, c)
 
 
+@full_precision
 def one_shot(
     pairs: Pairs,
     X: Tensor,

@@ -17,6 +17,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from ot_newton.kernels.precision import full_precision
 from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.response_cg import conjugate_gradients
 from ot_newton.schur import BLOCK, SchurSpace, relative, start_block
@@ -81,6 +82,7 @@ def respond(
     return replace(answer, passes=pairs.passes - before)
 
 
+@full_precision
 def respond_schur(
     space: SchurSpace,
     rho_r: Tensor,

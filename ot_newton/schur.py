@@ -17,8 +17,14 @@ def inverse(weights: Tensor) -> Tensor:
 
 
 def small_eigh(T: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a small symmetric matrix; on the CPU, where that is fast and reliable."""
-    theta, E = torch.linalg.eigh(T.cpu())
+    """Eigenvalues and eigenvectors of a small symmetric matrix; on the CPU, where that is fast and reliable.
+
+    All of them NaN where the matrix is not finite, which LAPACK would raise an error for.
+    """
+    here = T.cpu()
+    if not bool(here.isfinite().all()):
+        return torch.full_like(T[0], torch.nan), torch.full_like(T, torch.nan)
+    theta, E = torch.linalg.eigh(here)
     return theta.to(T.device), E.to(T.device)
 
 

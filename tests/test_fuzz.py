@@ -6,7 +6,7 @@ import pytest
 from ot_newton import PlanHessian
 
 
-@pytest.mark.parametrize("start", (20, 40, 80, 100, 120))
+@pytest.mark.parametrize("start", [20, 40, 80, 100, 120])
 def test_no_random_input_is_silently_wrong(start):
     failures = list(fuzz.run(range(start, start + 20)))
     assert not failures, "\n".join(failures)

@@ -11,6 +11,7 @@ import torch
 from spectra import WHICH, case, rotated, wanted
 from torch import Tensor
 
+from ot_newton import lanczos as lanczos_module
 from ot_newton.lanczos import eigsh, lanczos
 from ot_newton.operators import DiagonalOperator, FunctionOperator, IdentityOperator, MatrixOperator
 from ot_newton.status import Status
@@ -277,6 +278,24 @@ def test_giving_up_is_reported():
     torch.testing.assert_close((A @ V - V * w).norm(dim=0), found.residuals, rtol=1e-6, atol=1e-15)
 
 
+@pytest.fixture(params=[1, 8])
+def stride(request, monkeypatch):
+    """As on a CPU, and as on a GPU, whose coefficients the host sees only every few steps."""
+    monkeypatch.setitem(lanczos_module.LOOK_EVERY, "cpu", request.param)
+
+
+@pytest.mark.usefixtures("stride")
+def test_lanczos_is_the_recurrence():
+    A, start = rotated(torch.linspace(-1, 2, 50).double(), generator()), randn(50, 3)
+    run = lanczos(A, start, steps=20)
+    V, last = run.V, torch.zeros(20, dtype=torch.float64).index_fill(0, torch.tensor(19), 1.0)
+    left = A @ V - V @ run.T
+    torch.testing.assert_close((left[..., :-1]).abs().amax(), torch.tensor(0.0).double(), rtol=0, atol=1e-13)
+    torch.testing.assert_close((left @ last).norm(dim=-1), run.beta[:, -1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(V[:, :, 0], (start / start.norm(dim=0)).mT, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.usefixtures("stride")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lanczos_survives_breakdown_and_finds_everything(dtype):
     eps = torch.finfo(dtype).eps
