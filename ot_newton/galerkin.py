@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ot_newton.operators import MatrixOperator
 from ot_newton.potentials import ILLEGIBLE
-from ot_newton.schur import SchurSpace, relative, start_block
+from ot_newton.schur import SchurSpace, on_host, small_eigh, start_block
 from ot_newton.status import Status
 
 UNSEEN = 10.0  # times RᵀR/θ, with the θ of the steps so far: by how much the modes not met yet may be slower
@@ -73,18 +73,17 @@ class GalerkinHessian:
 
     Attributes:
         B: (m, k + 1), the right-hand sides in the scaling of the space, the last one for the marginals.
-        matrix: H_Q, (k, k).
+        matrix: H_Q, (k, k), in float64 on the CPU like everything of that size.
         coordinates: of the solutions in the basis of the space, (j, k + 1).
-        residual: relative norms of the columns of R, (k + 1,).
         change: of the matrix in the last step, relative to it.
     """
 
     def __init__(self, move: Move, space: SchurSpace, marginal: Tensor) -> None:
-        self.space, self.explicit, self.ceiling, self.eps = space, move.explicit, move.ceiling, space.pairs.eps
+        self.space, self.eps, self._rho_r = space, space.pairs.eps, move.rho_r
         self.B = space.project(space.root_inv[:, None] * torch.cat([move.rhs, marginal[:, None]], 1))
-        self.matrix, self.change, self.complete = move.explicit, inf, False
-        self.coordinates, self._R, self._rho_r = space.Q.T @ self.B, self.B, move.rho_r
-        self.residual = relative(self.B, self.B)
+        self.explicit, self.ceiling, self._gram = on_host(move.explicit, move.ceiling, self.B.T @ self.B)
+        self.matrix, self.change, self.complete = self.explicit, inf, False
+        self.coordinates, self._squares = space.Q.T @ self.B, self._gram.diagonal()
         self._stages: list[tuple[Tensor, Tensor]] = []
 
     def solve(self, modes: Tensor | None, done: Callable[["GalerkinHessian"], bool], max_iter: int) -> Status:
@@ -109,6 +108,12 @@ class GalerkinHessian:
         return Status.MAX_ITER
 
     @property
+    def residual(self) -> Tensor:
+        """Norms of the columns of R relative to those of B, (k + 1,); 0 where B is 0."""
+        zero = torch.zeros_like(self._squares)
+        return torch.where(self._squares > 0, self._gram.diagonal() / self._squares, zero).sqrt()
+
+    @property
     def worst(self) -> float:
         """Largest relative residual among the columns that the matrix is made of."""
         return float(self.residual[:-1].max())
@@ -119,23 +124,23 @@ class GalerkinHessian:
         return self._rho_r - space.r_inv[:, None] * (space.PQ @ y), space.root_inv[:, None] * (space.Q @ y)
 
     def _project(self) -> None:
-        self._stages.append((self.matrix, self._unanswered()))
-        self.coordinates, self._R = self.space.solve(self.B)
-        self.residual = relative(self._R, self.B)
-        implicit = self.eps * (self.B[:, :-1].T @ (self.space.Q @ self.coordinates[:, :-1]))
-        matrix = self.explicit + (implicit + implicit.T) / 2
+        self._stages.append((self.matrix, self._unanswered))
+        self.coordinates, R = self.space.solve(self.B)
+        answered = self.B[:, :-1].T @ (self.space.Q @ self.coordinates[:, :-1])
+        answered, self._gram = on_host(answered, R.T @ R)
+        matrix = self.explicit + self.eps * (answered + answered.T) / 2
         size = torch.linalg.matrix_norm(matrix)
         self.change = float(torch.linalg.matrix_norm(matrix - self.matrix) / size) if float(size) > 0 else 0.0
         self.matrix = matrix
 
+    @property
     def _unanswered(self) -> Tensor:
         """`eps RᵀR`, (k, k)."""
-        R = self._R[:, :-1]
-        return self.eps * (R.T @ R)
+        return self.eps * self._gram[:-1, :-1]
 
     @property
     def _lowest_direction(self) -> Tensor:
-        return torch.linalg.eigh(self.matrix.to("cpu", torch.float64))[1][:, 0].to(self.matrix)
+        return small_eigh(self.matrix)[1][:, 0]
 
     @property
     def _floor(self) -> Tensor:
@@ -188,9 +193,9 @@ class GalerkinHessian:
         cannot be told apart in this dtype, nothing is left but what the geometry says: `C (1 - τ max|y|²)` ⪯ H ⪯ C,
         τ = 2s/eps.
         """
-        theta, identity = self.theta, torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
+        theta, identity = self.theta, torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         x, Px, taken, left = self.correction()
-        residual, whole = (float(t @ t) for t in (self._R[:, -1], self.B[:, -1]))
+        residual, whole = float(self._gram[-1, -1]), float(self._squares[-1])
         missing = self.space.r_inv * (self.space.pairs.source.weights - self.space.r)
         left = left + min(UNSEEN * residual, whole) / theta + float(missing @ (self.space.r * missing))
         rounded = resolution(self.space)
@@ -199,14 +204,15 @@ class GalerkinHessian:
             beyond = TAILS * sqrt(taken)
         elif beyond < 1:
             space = self.space
-            change, second = shift(space.root_inv * x, space.r_inv * Px, self._lowest_direction)
+            change, second = shift(space.root_inv * x, space.r_inv * Px, self._lowest_direction.to(self.B))
+            (change,) = on_host(change)
             matrix, beyond = matrix + change, beyond + SECOND * second
             slack = SHARE * float(torch.linalg.matrix_norm(change, 2)) * identity
         slack = slack + (beyond + TAILS * (sqrt(left) + rounded)) * spread
-        unanswered = self._unanswered() / theta
+        unanswered = self._unanswered / theta
         parts = (self.explicit, self.matrix - self.explicit, matrix, unanswered, slack)
         explicit, implicit, size, unseen, slackness = (float(torch.linalg.matrix_norm(t, 2)) for t in parts)
-        rounding = 8 * sqrt(len(identity)) * torch.finfo(matrix.dtype).eps * (explicit + implicit) * identity
+        rounding = 8 * sqrt(len(identity)) * torch.finfo(self.B.dtype).eps * (explicit + implicit) * identity
         rise = torch.zeros_like(matrix) if self.complete else self.matrix - self._stages[-1][0]
         lower, upper = matrix - slack - rounding, matrix + rise + UNSEEN * unanswered + slack + rounding
         ceiling, far = self.ceiling + rounding, beyond >= 1 or rounded > ILLEGIBLE
@@ -215,14 +221,15 @@ class GalerkinHessian:
         if far or (len(self._stages) < 2 and not self.complete) or _lowest(ceiling) < _lowest(upper):
             upper = ceiling
         error = (2 * unseen + 0.3 * slackness + float(rounding[0, 0])) / size if size > 0 else 0.0
-        return Bracket(matrix, lower, upper, error)
+        return Bracket(matrix.to(self.B), lower, upper, error)
 
 
 @dataclass(frozen=True, eq=False)
 class Bracket:
     """A Hessian (k, k) at converged potentials: `matrix`, its estimate, `lower` ⪯ H ⪯ `upper`, and the relative error.
 
-    `error` is an estimate in the spectral norm; see `GalerkinHessian.bracket` for what is certain.
+    The bounds are in float64 on the CPU. `error` is an estimate in the spectral norm; `GalerkinHessian.bracket` says
+    what is certain.
     """
 
     matrix: Tensor

@@ -11,6 +11,7 @@ import torch
 
 from ot_newton.problem import Problem
 
+FLATTER, LESS_STEEP = 0.75, 0.5  # of the gradient norm and of the slope along a step, to call them clearly smaller
 PART = 0.01  # of the model's decrease that must come true
 CERTAIN = 10.0  # a fall must exceed the noise this many times
 
@@ -18,6 +19,14 @@ CERTAIN = 10.0  # a fall must exceed the noise this many times
 def value_noise(problem: Problem, *values: float) -> float:
     """Differences between these values of f below this size say nothing: rounding, and the problem's own error."""
     return problem.value_error + 16 * torch.finfo(problem.dtype).eps * max(abs(f) for f in values)
+
+
+def flatter(before: torch.Tensor, after: torch.Tensor, step: torch.Tensor) -> bool:
+    """Whether the gradient, or the slope along the step, is clearly smaller: the judge where values decide nothing."""
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in (before, after)]
+    slopes = [(grad @ step).to(torch.float64) for grad in (before, after)]
+    norm, norm_after, slope, slope_after = torch.stack([*norms, *slopes]).tolist()
+    return norm_after <= FLATTER * norm or abs(slope_after) <= LESS_STEEP * abs(slope)
 
 
 def first_length(w: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ import torch
 
 from ot_newton.certificate import Certificate
 from ot_newton.escape import leave_saddle
-from ot_newton.linesearch import value_noise
+from ot_newton.linesearch import flatter, value_noise
 from ot_newton.method import SHARP, evaluate, sharpened
 from ot_newton.operators import LinearOperator
 from ot_newton.problem import Problem
@@ -23,7 +23,6 @@ from ot_newton.status import Status
 
 GAMMA, ALPHA = 0.9, (1 + sqrt(5)) / 2
 PART = 0.1  # of the promised decrease that a step must deliver
-BLIND_FALL, BLIND_SLOPE = 0.75, 0.5  # of the gradient norm and of the slope, where values decide nothing
 CLEARLY = 1.25  # times the length makes a longer step worth a value of f
 MAX_TRIALS, MAX_LONGER = 60, 6
 
@@ -134,12 +133,13 @@ class ModelDescent(ABC):
                     size, trial, fun, tried = self._lengthen(problem, w, state, region, size, trial, fun, ceiling)
                 moved = w + trial.step
                 fun, grad, grad_norm = evaluate(problem, moved, self._rtol(state.eta))
-                finite = isfinite(fun) and isfinite(grad_norm)
-                if finite and (not blind or _flatter(state, trial, grad, grad_norm)):
+                ratio, noise = _ratio(problem, state.fun, fun, trial)  # a gradient comes with a sharper value
+                blind = trial.promised <= noise
+                better = flatter(state.grad, grad, trial.step) if blind else ratio >= PART
+                if isfinite(fun) and isfinite(grad_norm) and better:
                     after = _moved(state, fun, grad, grad_norm, trial.length, rejected)
                     if blind:
                         return moved, after
-                    ratio, _ = _ratio(problem, state.fun, fun, trial)
                     return moved, region.remember(after, size, trial, state.fun - fun, ratio, tried)
             if blind:
                 return w, _stay(state, Status.STALLED, rejected + 1)
@@ -179,14 +179,6 @@ def _ratio(problem: Problem, before: float, after: float, trial: Trial) -> tuple
         return -inf, 0.0
     noise = 2 * value_noise(problem, before, after)
     return (before - after + noise) / (trial.promised + noise), noise
-
-
-def _flatter(state: DescentState, trial: Trial, grad: torch.Tensor, grad_norm: float) -> bool:
-    """Whether the gradient, or the slope along the step, is clearly smaller than before."""
-    if grad_norm <= BLIND_FALL * state.grad_norm:
-        return True
-    before, after = torch.stack([state.grad @ trial.step, grad @ trial.step]).tolist()
-    return abs(after) <= BLIND_SLOPE * abs(before)
 
 
 def _shrunk(state: DescentState, trial: Trial, fun: float) -> float:

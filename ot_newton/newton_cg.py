@@ -13,7 +13,7 @@ import torch
 
 from ot_newton.certificate import Certificate
 from ot_newton.escape import Escape, leave_saddle
-from ot_newton.linesearch import ray_search, value_noise
+from ot_newton.linesearch import flatter, ray_search, value_noise
 from ot_newton.method import SHARP, State, evaluate, sharpened
 from ot_newton.newton_model import Model, Ray, exact_model, inexact_model
 from ot_newton.operators import MatrixOperator
@@ -22,7 +22,6 @@ from ot_newton.status import Status
 
 GAMMA, ALPHA = 0.9, (1 + sqrt(5)) / 2
 PART = 0.1  # of the promised decrease that a step must deliver
-BLIND_FALL = 0.75  # of the gradient norm, where values decide nothing
 MAX_TRIALS = 60
 
 
@@ -173,8 +172,8 @@ class NewtonCG:
     ) -> tuple[torch.Tensor, NewtonState]:
         """Ask the model for shorter and shorter steps until one delivers.
 
-        Where the promise is below the noise of f the gradient decides: a point with a clearly smaller one is taken, and
-        if there is none, rounding stops the run.
+        Where the promise is below the noise of f the gradient decides: a point is taken where it, or the slope along
+        the step, is clearly smaller. If there is none, rounding stops the run.
         """
         assert model.within is not None
         radius = state.radius
@@ -190,7 +189,10 @@ class NewtonCG:
             ratio = (state.fun - fun + noise) / promised if isfinite(fun) else -inf
             if ratio >= PART:
                 fun, grad, grad_norm = evaluate(problem, moved, self._rtol(state.eta))
-                if isfinite(fun) and isfinite(grad_norm) and not (blind and grad_norm > BLIND_FALL * state.grad_norm):
+                noise = value_noise(problem, state.fun, fun)  # a gradient comes with a sharper value
+                blind, fall = promised <= noise, state.fun - fun + noise
+                better = flatter(state.grad, grad, step) if blind else fall >= PART * promised
+                if isfinite(fun) and isfinite(grad_norm) and better:
                     return moved, replace(
                         state,
                         fun=fun,

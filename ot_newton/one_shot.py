@@ -77,7 +77,7 @@ def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor
     y, n = pairs.target.points, len(X)
     q, k = y.shape[1], V.shape[1]
     i, j = torch.triu_indices(q, q, device=y.device)
-    phi, rows = pairs.row_with(psi, torch.cat([V, y, y[:, i] * y[:, j]], 1), guess)
+    phi, rows = pairs.row_with(psi, torch.cat([V, y, y[:, i] * y[:, j]], 1), guess if pairs.forgiving else None)
     mean, upper = rows[:, k : k + q], rows[:, k + q :]
     second = upper.new_empty(n, q, q)
     second[:, i, j], second[:, j, i] = upper, upper

@@ -169,6 +169,11 @@ class Pairs:
         return LOOK_EVERY if self._brief else 1
 
     @property
+    def forgiving(self) -> bool:
+        """Whether a guess that may be off by several units saves time; where averages are taken in fp16 it costs."""
+        return self.backend != "triton"
+
+    @property
     def _brief(self) -> bool:
         """Whether the device takes no longer for a pass than the host for its launch."""
         n, m = self.shape

@@ -28,6 +28,33 @@ def small_eigh(T: Tensor) -> tuple[Tensor, Tensor]:
     return theta.to(T.device), E.to(T.device)
 
 
+def on_host(*parts: Tensor) -> list[Tensor]:
+    """Small tensors in float64 on the CPU, by one transfer: a GPU would wait longer for each step of their algebra."""
+    flat = torch.cat([part.to(torch.float64).reshape(-1) for part in parts]).cpu()
+    pieces = flat.split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def factor_q(V: Tensor, least: float = 1e-5) -> Tensor:
+    """The orthonormal factor of V = QR, (m, k).
+
+    For float32 by the Cholesky factor of the Gram matrix in float64, two products instead of a factorisation of a tall
+    matrix, which takes a GPU longer than a pass; by that factorisation where V is worse conditioned than 1/least.
+    """
+    Q = _cholesky_q(V, least) if V.dtype == torch.float32 and V.shape[1] else None
+    return torch.linalg.qr(V).Q if Q is None else Q
+
+
+def _cholesky_q(V: Tensor, least: float) -> Tensor | None:
+    wide = V.to(torch.float64)
+    L, info = torch.linalg.cholesky_ex((wide.T @ wide).cpu())
+    size = L.diagonal()
+    if int(info) or not float(size.min()) > least * float(size.max()):
+        return None
+    inverse_factor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False).T
+    return (wide @ inverse_factor.to(V.device)).to(V.dtype)
+
+
 def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
     """Orthonormal basis of the columns of V, orthogonal to Q: two Gram-Schmidt passes, dependent ones dropped."""
     length = torch.linalg.vector_norm(V, dim=0)
@@ -39,8 +66,7 @@ def orthonormal(V: Tensor, Q: Tensor, tol: float) -> Tensor:
 def _basis(V: Tensor, tol: float | None) -> Tensor:
     """Orthonormal basis of the columns of V (m, k), singular values up to `tol` dropped; none where it is None.
 
-    For float32 from the Gram matrix in float64, which holds the squares of all that float32 resolves: two products
-    instead of a factorisation of a tall matrix, which takes a GPU longer than a pass.
+    For float32 from the Gram matrix in float64, which holds the squares of all that float32 resolves.
     """
     if V.dtype == torch.float64:
         Q, R = torch.linalg.qr(V)
@@ -48,6 +74,10 @@ def _basis(V: Tensor, tol: float | None) -> Tensor:
             return Q
         U, s, _ = torch.linalg.svd(R.cpu())
         return Q @ U[:, s > tol].to(V.device)
+    if tol is not None and V.shape[1]:
+        sound = _cholesky_q(V, 100 * tol)  # nothing to drop, as a rule
+        if sound is not None:
+            return sound
     wide = V.to(torch.float64)
     gram = wide.T @ wide
     if tol is None:

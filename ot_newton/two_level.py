@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch, centred, dual
-from ot_newton.schur import small_eigh
+from ot_newton.schur import factor_q, on_host, small_eigh
 from ot_newton.status import Status
 
 WIDTH = 32
@@ -59,14 +59,14 @@ def ritz_steps(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> tuple[Tens
     Directions of V without mass or already exhausted are left out.
     """
     cV = c[:, None] * V
-    M, H = (cV.T @ V).to(torch.float64), (cV.T @ JV).to(torch.float64)
+    M, H, right = on_host(cV.T @ V, cV.T @ JV, cV.T @ residual)
     scale, E = small_eigh((M + M.T) / 2)
     keep = scale > 1e-8 * scale[-1:]
     E = E[:, keep] / scale[keep].sqrt()
     theta, F = small_eigh(E.T @ ((H + H.T) / 2) @ E)
     F = E @ F
-    share = (F.T @ (cV.T @ residual).to(torch.float64)) / (1 - theta).clamp_min(FLAT)
-    return JV @ F.to(V.dtype), share.to(V.dtype)
+    share = (F.T @ right) / (1 - theta).clamp_min(FLAT)
+    return JV @ F.to(V), share.to(V)
 
 
 def capped(modes: Tensor, share: Tensor, radius: float) -> Tensor:
@@ -84,7 +84,7 @@ def correction(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> Tensor:
 def orthonormal_under(V: Tensor, c: Tensor) -> Tensor:
     """Columns spanning V, orthonormal under c and orthogonal to the constants."""
     root = c.sqrt()
-    Q = torch.linalg.qr(root[:, None] * centred(V, c)).Q
+    Q = factor_q(root[:, None] * centred(V, c))
     return torch.where(root[:, None] > 0, Q / root[:, None], torch.zeros_like(Q))
 
 
