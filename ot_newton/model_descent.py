@@ -67,15 +67,15 @@ class ModelDescent(ABC):
         """One Hessian, one model, and as many values as it takes to find a lower point; twice if rough answers fail."""
         moved, after = self._attempt(problem, w, state, self._forcing(state))
         sharp = sharpened(problem, w, after, self._rtol(after.eta))
-        return (moved, after) if sharp is None else self._attempt(problem, w, sharp, 10 * SHARP)
+        return (moved, after) if sharp is None else self._attempt(problem, w, sharp, 10 * SHARP, sharp=True)
 
     def _attempt(
-        self, problem: Problem, w: torch.Tensor, state: DescentState, eta: float
+        self, problem: Problem, w: torch.Tensor, state: DescentState, eta: float, *, sharp: bool = False
     ) -> tuple[torch.Tensor, DescentState]:
         state = replace(state, eta=eta)
         H = problem.hessian(w, self._rtol(eta))
         region = self._region(H, w, state, error=problem.hessian_error)
-        moved, after = self._descend(problem, w, state, region)
+        moved, after = self._descend(problem, w, state, region, sharp=sharp)
         seen = {"lambda_min": region.lambda_min, "lambda_bound": region.lambda_bound, "scale": region.scale}
         return moved, replace(after, **seen)
 
@@ -111,12 +111,13 @@ class ModelDescent(ABC):
         return min(0.1 * eta, self.hessian_rtol)
 
     def _descend(
-        self, problem: Problem, w: torch.Tensor, state: DescentState, region: Region
+        self, problem: Problem, w: torch.Tensor, state: DescentState, region: Region, *, sharp: bool
     ) -> tuple[torch.Tensor, DescentState]:
         """Ask the model for shorter and shorter steps until one delivers.
 
         Where the promise is below the noise of f the gradient decides: a point is taken where it, or the slope along
-        the step, is clearly smaller. If there is none, rounding stops the run.
+        the step, is clearly smaller, or where the value that comes with it is, if the state's is as `sharp`. If there
+        is none, rounding stops the run.
         """
         size, ceiling = region.size, inf
         for rejected in range(MAX_TRIALS):
@@ -133,9 +134,9 @@ class ModelDescent(ABC):
                     size, trial, fun, tried = self._lengthen(problem, w, state, region, size, trial, fun, ceiling)
                 moved = w + trial.step
                 fun, grad, grad_norm = evaluate(problem, moved, self._rtol(state.eta))
-                ratio, noise = _ratio(problem, state.fun, fun, trial)  # a gradient comes with a sharper value
-                blind = trial.promised <= noise
-                better = flatter(state.grad, grad, trial.step) if blind else ratio >= PART
+                ratio, noise = _ratio(problem, state.fun, fun, trial)  # with a gradient
+                fallen = sharp and trial.promised > noise and ratio >= PART
+                better = not blind or fallen or flatter(state.grad, grad, trial.step)
                 if isfinite(fun) and isfinite(grad_norm) and better:
                     after = _moved(state, fun, grad, grad_norm, trial.length, rejected)
                     if blind:

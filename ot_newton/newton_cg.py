@@ -89,10 +89,10 @@ class NewtonCG:
         """One Hessian, one direction, and values until one is lower; once more if rough answers may be why none is."""
         moved, after = self._attempt(problem, w, state, self._forcing(state))
         sharp = sharpened(problem, w, after, self._rtol(after.eta))
-        return (moved, after) if sharp is None else self._attempt(problem, w, sharp, 10 * SHARP)
+        return (moved, after) if sharp is None else self._attempt(problem, w, sharp, 10 * SHARP, sharp=True)
 
     def _attempt(
-        self, problem: Problem, w: torch.Tensor, state: NewtonState, eta: float
+        self, problem: Problem, w: torch.Tensor, state: NewtonState, eta: float, *, sharp: bool = False
     ) -> tuple[torch.Tensor, NewtonState]:
         H = problem.hessian(w, self._rtol(eta))
         error, radius = problem.hessian_error, state.radius
@@ -105,7 +105,7 @@ class NewtonCG:
         if model.ray is not None:
             return self._along(problem, w, state, model.ray)
         if model.within is not None:
-            return self._shorten(problem, w, state, model)
+            return self._shorten(problem, w, state, model, sharp=sharp)
         return w, _stay(state, Status.STALLED if model.scale == 0 else Status.NONFINITE)
 
     def escape_saddle(
@@ -168,12 +168,13 @@ class NewtonCG:
         )
 
     def _shorten(
-        self, problem: Problem, w: torch.Tensor, state: NewtonState, model: Model
+        self, problem: Problem, w: torch.Tensor, state: NewtonState, model: Model, *, sharp: bool
     ) -> tuple[torch.Tensor, NewtonState]:
         """Ask the model for shorter and shorter steps until one delivers.
 
         Where the promise is below the noise of f the gradient decides: a point is taken where it, or the slope along
-        the step, is clearly smaller. If there is none, rounding stops the run.
+        the step, is clearly smaller, or where the value that comes with it is, if the state's is as `sharp`. If there
+        is none, rounding stops the run.
         """
         assert model.within is not None
         radius = state.radius
@@ -189,9 +190,9 @@ class NewtonCG:
             ratio = (state.fun - fun + noise) / promised if isfinite(fun) else -inf
             if ratio >= PART:
                 fun, grad, grad_norm = evaluate(problem, moved, self._rtol(state.eta))
-                noise = value_noise(problem, state.fun, fun)  # a gradient comes with a sharper value
-                blind, fall = promised <= noise, state.fun - fun + noise
-                better = flatter(state.grad, grad, step) if blind else fall >= PART * promised
+                noise = value_noise(problem, state.fun, fun)  # with a gradient
+                fallen = sharp and promised > noise and state.fun - fun + noise >= PART * promised
+                better = not blind or fallen or flatter(state.grad, grad, step)
                 if isfinite(fun) and isfinite(grad_norm) and better:
                     return moved, replace(
                         state,
