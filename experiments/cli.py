@@ -24,6 +24,7 @@ COMMANDS = {
     "saddle-escape": "Adam caught in a saddle of a real shuffled regression, and Newton finishing in a few steps",
     "hessian-spectrum": "eigenvalues of the regression Hessian along a trajectory or at a saved point",
     "fit": "estimate W in y ≈ x W from two tables whose rows do not correspond (FCS or CSV)",
+    "replicates": "calibrate two replicates of real cells without partners, and compare with the gains of the medians",
     "optimisers": "every method of minimize, and scipy's, on 46 functions: successes, false successes, costs",
     "passes": "passes over all pairs that responses, Hessians, potentials and whole runs take, beside plain solvers",
     "speed": "times, memory and errors over n and d, beside the other libraries that are installed",

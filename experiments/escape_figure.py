@@ -21,9 +21,15 @@ from ot_newton.experiments.figures import (
     signed_axis,
 )
 
-NUMERIC = ("step", "eps", "n", "loss", "loss_above_best", "grad_norm", "lambda_min", "seconds")
+NUMERIC = (
+    "step", "eps", "n", "loss", "loss_above_best", "grad_norm", "lambda_min", "lambda_lower", "lambda_upper",
+    "seconds", "n_passes",
+)  # fmt: skip
 TEXT = ("run", "start", "method", "phase")
 NEWTON_PHASES = ("newton", "curvature")
+MANY = 12  # runs, from which on not each of them has its bar
+WIDEST = 2.0  # a bracket of λ_min that is wider says nothing that could be drawn
+BEST_BASIN = 1e-3  # a run is in the best basin if its loss is above the best known by less than this part of it
 WRONG_ABOVE = 1e-3  # a minimum whose loss is this far above the best known is another one
 
 
@@ -31,13 +37,14 @@ WRONG_ABOVE = 1e-3  # a minimum whose loss is this far above the best known is a
 class _Style:
     label: str
     color: str
-    order: int
+    order: float
 
 
 _METHODS = {
     "adam": _Style("Adam only", VERMILION, 3),
     "adam-newton": _Style("Adam→Newton", BLUE, 4),
     "monge-newton": _Style("Newton from the Monge map", GREEN, 2),
+    "recipe": _Style("published recipe", GREY, 2.5),
 }
 
 
@@ -108,6 +115,11 @@ def _mark_wrong_minima(ax: Axes, table: pd.DataFrame) -> None:
 
 def _trace(ax: Axes, run: pd.DataFrame, column: str, style: _Style, *, front: bool) -> None:
     known = run[run[column].notna()]
+    if column == "lambda_min" and front:
+        tight = known[known["lambda_upper"] - known["lambda_lower"] <= WIDEST]
+        ax.vlines(
+            tight["step"], tight["lambda_lower"], tight["lambda_upper"], color=style.color, alpha=0.3, linewidth=2
+        )
     values = known[column].to_numpy() if column == "lambda_min" else positive(known[column])
     look = {"linewidth": 1.9, "zorder": style.order} if front else {"linewidth": 1.1, "alpha": 0.4, "zorder": 1.5}
     ax.plot(known["step"], values, color=style.color, **look)
@@ -123,12 +135,16 @@ def shade_phases(ax: Axes, run: pd.DataFrame) -> None:
     newton = run["phase"].isin(NEWTON_PHASES).to_numpy()
     for part in np.split(np.arange(len(run)), np.flatnonzero(np.diff(newton)) + 1):
         first, last = max(run["step"].iloc[part[0]] - 1, 0), run["step"].iloc[part[-1]]
-        is_newton = bool(newton[part[0]])
-        shade(ax, first, last, BLUE if is_newton else ORANGE, "Newton" if is_newton else "Adam")
+        color, name = (BLUE, "Newton") if newton[part[0]] else (ORANGE, "Adam")
+        wide = last - first > 0.12 * run["step"].iloc[-1]
+        shade(ax, first, last, color, name if wide else "")
 
 
 def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
-    """Seconds of each run, split into phases."""
+    """Seconds of each run, split into phases; of Adam→Newton and the Monge map alone where there are many."""
+    many = table["run"].nunique() > MANY
+    if many:
+        table = table[table["method"].isin(["adam-newton", "monge-newton"])]
     ax.set_title("Time by phase", pad=16)
     ax.set_xlabel("seconds")
     labels = []
@@ -138,8 +154,9 @@ def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
         row, adam = len(labels), spent[~newton].sum()
         ax.barh(row, adam, color=ORANGE, height=0.7)
         ax.barh(row, spent[newton].sum(), left=adam, color=BLUE, height=0.7)
-        labels.append("Monge map: Newton" if start == "monge" else f"start {start}: {_METHODS[str(method)].label}")
-    ax.set_yticks(range(len(labels)), labels)
+        label = _METHODS[str(method)].label
+        labels.append(label if start == "monge" else f"start {start}" if many else f"start {start}: {label}")
+    ax.set_yticks(range(len(labels)), labels, fontsize=min(9.5, 150 / len(labels)))
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.margins(x=0.02)

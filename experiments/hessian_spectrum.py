@@ -1,8 +1,13 @@
-"""Eigenvalues of the Hessian of a shuffled regression: along the way out of a saddle, or at a saved point."""
+"""Eigenvalues of the Hessian of a shuffled regression: along the way out of a saddle, or at a saved point.
+
+The (p q, p q) Hessian in W is diagonalised. Behind it stands the (n d, n d) Hessian of the transport value in the
+points X W, too large for that: stochastic Lanczos quadrature gives the density of its eigenvalues (`density`).
+"""
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -12,6 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ot_newton.adam import Adam
+from ot_newton.density import spectral_density
+from ot_newton.experiments.density_figure import NUMERIC as DENSITY
+from ot_newton.experiments.density_figure import density_rows, describe, draw_density
 from ot_newton.experiments.errors import InputError, checking_input
 from ot_newton.experiments.escape_figure import shade_phases
 from ot_newton.experiments.figures import BLUE, GREEN, GREY, VERMILION, render, signed_axis
@@ -20,11 +28,16 @@ from ot_newton.experiments.real_regression import RegressionConfig
 from ot_newton.experiments.report import Column, format_table
 from ot_newton.experiments.run import Case, Context, Outcome, Row, run_cases
 from ot_newton.minimize import minimize
+from ot_newton.operators import FunctionOperator
 from ot_newton.problems.shuffled_regression import ShuffledRegression
 from ot_newton.result import OptimizeResult
 from ot_newton.saddle_switch import SaddleSwitch
+from ot_newton.status import Status
 
 HESSIAN_RTOL = 1e-4
+FULL = "full"
+FULL_RTOL = 1e-3  # of the response; the density is smoothed by the range of the spectrum over lanczos_steps, far more
+FULL_MARGINAL_TOL = 1e-5
 NUMERIC = ("step", "index", "eigenvalue", "eps", "n")
 TEXT = ("run", "phase")
 
@@ -52,6 +65,14 @@ class Config(RegressionConfig):
     """Adam steps between two spectra; every Newton step has one."""
     gtol: float = 1e-6
     """Gradient norm at which the trajectory ends."""
+    full: bool = False
+    """Also the density of the eigenvalues of the Hessian in all n·d coordinates of the points X W, at the last W."""
+    probes: int = 8
+    """Random vectors for that density; its statistical error falls like 1/√(probes·n·d)."""
+    lanczos_steps: int = 64
+    """Steps of Lanczos from each of them; they resolve the range of the spectrum over their number."""
+
+    _not_settings: ClassVar[frozenset[str]] = RegressionConfig._not_settings | {"full"}  # it only adds a case
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +80,8 @@ class Config(RegressionConfig):
             raise ValueError(f"expected eps > 0, got {self.eps}")
         if min(self.steps, self.every) < 1:
             raise ValueError(f"expected steps and every ≥ 1, got {self.steps} and {self.every}")
+        if min(self.probes, self.lanczos_steps) < 1:
+            raise ValueError(f"expected probes and lanczos-steps ≥ 1, got {self.probes} and {self.lanczos_steps}")
 
 
 PRESETS = {
@@ -85,16 +108,29 @@ def main(config: Config) -> int:
     if not config.redraw:
         with checking_input():
             point = _read_point(config)
-        case: Case = partial(_trajectory, config) if point is None else partial(_at_point, config, point)
-        results = run_cases(config, {"trajectory" if point is None else "point": case})
-        print(format_table(results.summary, _COLUMNS))
+        first, case = (
+            ("trajectory", partial(_trajectory, config))
+            if point is None
+            else ("point", partial(_at_point, config, point))
+        )
+        cases: dict[str, Case] = {first: case}
+        if config.full:
+            cases[FULL] = partial(_full, config, first)
+        results = run_cases(config, cases)
+        print(format_table(results.summary[results.summary["run"] == first], _COLUMNS))
         last = results.table[results.table["step"] == results.table["step"].max()]
         print("eigenvalues:", "  ".join(f"{value:+.4f}" for value in last["eigenvalue"]))
-        run = results.summary.iloc[0]
-        if run["status"] not in ("converged", "given"):
-            print(f"not converged: {run['message']}")
-    table = load_table(folder / "table.csv", numeric=NUMERIC, text=TEXT)
-    write(folder / "figure.png", render(partial(draw_spectrum, table=table), (10.0, 4.6)))
+        if config.full:
+            print(describe(results.outcomes[FULL].summary))
+        for run in (outcome.summary for outcome in results.outcomes.values()):
+            if run["status"] not in ("converged", "given"):
+                print(f"not converged: {run['message']}")
+    path = folder / "table.csv"
+    table = load_table(path, numeric=NUMERIC, text=TEXT)
+    height = 4.6
+    if "x" in table:
+        table, height = load_table(path, numeric=(*NUMERIC, *DENSITY), text=TEXT), 8.0
+    write(folder / "figure.png", render(partial(draw_spectrum, table=table), (10.0, height)))
     print(f"tables and figure: {folder}")
     return 0
 
@@ -115,7 +151,8 @@ def _at_point(config: Config, w: torch.Tensor, context: Context) -> Outcome:
     eigenvalues = _spectrum(problem, w)
     rows = _rows(config, 0, "point", eigenvalues)
     norm = float(torch.linalg.vector_norm(grad))
-    return Outcome(_summary(problem, eigenvalues, float(loss), norm, "given", ""), rows)
+    summary = _summary(problem, eigenvalues, float(loss), norm, "given", "")
+    return Outcome(summary, rows, w.reshape(problem.shape).cpu().numpy())
 
 
 def _trajectory(config: Config, context: Context) -> Outcome:
@@ -136,6 +173,48 @@ def _trajectory(config: Config, context: Context) -> Outcome:
     norm = float(torch.linalg.vector_norm(result.jac))
     summary = _summary(problem, eigenvalues, result.fun, norm, str(result.status), result.message)
     return Outcome(summary, rows, result.x.reshape(problem.shape).cpu().numpy())
+
+
+def _full(config: Config, first: str, context: Context) -> Outcome:
+    """The density of the eigenvalues of ∇²OT_eps in the points X W, where the first case ended."""
+    began = perf_counter()
+    problem = config.problem(config.eps)
+    w = torch.as_tensor(context.outcomes[first].point, dtype=problem.dtype, device=problem.device).reshape(-1)
+    plan = problem.solve_plan(w, FULL_MARGINAL_TOL)
+    H, before = plan.hessian(rtol=FULL_RTOL), plan.pairs.passes
+    responses: list[tuple[float, Status]] = []
+
+    def product(V: torch.Tensor) -> torch.Tensor:
+        out = H @ V
+        assert H.last_response is not None
+        responses.append((float(H.last_response.residual.max()), H.last_response.status))
+        context.progress(len(responses) / min(config.lanczos_steps, H.shape[0]))
+        return out
+
+    operator = FunctionOperator(H.shape, matmat=product, dtype=H.dtype, device=H.device, symmetric=True)
+    spectrum = spectral_density(operator, n_probes=config.probes, steps=config.lanczos_steps)
+    below = spectrum.count_below(0.0)
+    residual, answered = max(responses)
+    status = next((each for each in (plan.status, spectrum.status, answered) if not each.success), Status.CONVERGED)
+    smallest, largest = spectrum.range
+    summary = {
+        "rows": H.shape[0],
+        "smallest_node": smallest,
+        "largest_node": largest,
+        "n_below": below.value,
+        "n_below_lower": below.lower,
+        "n_below_upper": below.upper,
+        "confidence": below.confidence,
+        "sigma": spectrum.sigma,
+        "marginal_error": plan.error,
+        "response_residual": residual,
+        "n_matvec": spectrum.n_matvec,
+        "n_passes": plan.n_passes + (plan.pairs.passes - before).total,
+        "seconds": perf_counter() - began,
+        "status": status,
+        "message": status.advice,
+    }
+    return Outcome(summary, density_rows(spectrum))
 
 
 def _spectrum(problem: ShuffledRegression, w: torch.Tensor) -> list[float]:
@@ -164,14 +243,19 @@ def _summary(
 
 
 def draw_spectrum(figure: Figure, table: pd.DataFrame) -> None:
-    """Eigenvalues by step, and the first and last spectra side by side."""
-    first, last = table["step"].min(), table["step"].max()
-    title = f"Hessian of a shuffled regression of {table['n'].iloc[0]:.0f} real cells, eps {table['eps'].iloc[0]:g}"
+    """Eigenvalues by step, the first and last spectra side by side, and below them the density of the full Hessian."""
+    density = table[table["x"].notna()] if "x" in table else None
+    table = table[table["eigenvalue"].notna()]
+    first, last, n = table["step"].min(), table["step"].max(), int(table["n"].iloc[0])
+    title = f"Hessian of a shuffled regression of {n} real cells, eps {table['eps'].iloc[0]:g}"
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    grid = figure.add_gridspec(1 if density is None else 2, 2, width_ratios=(1.5, 1))
+    if density is not None:
+        draw_density(figure.add_subplot(grid[1, :]), density, n)
     if first == last:
-        _draw_sorted(figure.subplots(), {"at the saved point": (table, BLUE)})
+        _draw_sorted(figure.add_subplot(grid[0, :]), {"at the saved point": (table, BLUE)})
         return
-    path, ends = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    path, ends = (figure.add_subplot(grid[0, column]) for column in range(2))
     path.set_title("Eigenvalues along the way", pad=16)
     path.set_xlabel("step")
     for _, line in table.groupby("index"):

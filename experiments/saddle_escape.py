@@ -4,42 +4,36 @@
 
 At every random start the Hessian has negative eigenvalues. Adam alone creeps out and stops short; the switch watches
 λ_min, hands over to Newton where it turns positive, and ends at a certified minimum. Whether that is the right minimum
-λ_min cannot tell, the loss can: the tables report both. A run from the Gaussian Monge map shows what a good start does.
+λ_min cannot tell, the loss can: the tables report both. Beside it, from the same starts, a trust region, saddle-free
+Newton and the published recipe; and two ways to begin well, the Gaussian Monge map and many starts on a subsample.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
-from time import perf_counter
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import sqrt
 from typing import ClassVar, Literal
 
-import torch
-
-from ot_newton.adam import Adam
-from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.experiments.errors import checking_input
-from ot_newton.experiments.escape_figure import NEWTON_PHASES, NUMERIC, TEXT, draw_escape
+from ot_newton.experiments.escape_figure import BEST_BASIN, NUMERIC, TEXT, draw_escape
+from ot_newton.experiments.escape_runs import run_polish, run_start
 from ot_newton.experiments.figures import render
 from ot_newton.experiments.files import load_table, write
+from ot_newton.experiments.methods_figure import draw_methods
 from ot_newton.experiments.real_regression import RegressionConfig
 from ot_newton.experiments.report import Column, format_table
-from ot_newton.experiments.run import Case, Context, Outcome, Results, Row, run_cases, tabulate
-from ot_newton.minimize import minimize
-from ot_newton.pairs import Passes
+from ot_newton.experiments.run import Case, Outcome, Results, run_cases, tabulate
 from ot_newton.problems.shuffled_regression import ShuffledRegression
-from ot_newton.result import OptimizeResult
-from ot_newton.saddle_switch import SaddleSwitch
+from ot_newton.problems.simulation import RegressionData
 from ot_newton.status import Status
 
-BEST_BASIN = 1e-3  # a run is in the best basin if its loss is above the best known by less than this part of it
-LOOK_RTOL = 1e-2  # relative accuracy of a Hessian that is only looked at
-PASSES = ("n_passes", "half_steps", "applications", "columns")  # all of them, and by kind
-FIGURE_SIZE = (10.0, 7.4)
+FIGURE_SIZE, METHODS_SIZE = (10.0, 7.4), (10.0, 4.2)
+MethodName = Literal["adam", "adam-newton", "trust-ncg", "saddle-free", "recipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RegressionConfig):
-    """Adam only against Adam→Newton on a shuffled regression of real flow-cytometry cells."""
+    """Ways out of the saddles of a shuffled regression of real flow-cytometry cells, side by side."""
 
     name: ClassVar[str] = "saddle-escape"
 
@@ -49,38 +43,84 @@ class Config(RegressionConfig):
     """Temperatures, in squared standard deviations of a channel."""
     starts: int = 2
     """Random starts at each temperature."""
-    methods: tuple[Literal["adam", "adam-newton"], ...] = ("adam", "adam-newton")
-    """What runs from every start."""
+    methods: tuple[MethodName, ...] = ("adam-newton",)
+    """What runs from every start. "recipe" is the published one: 100 Sinkhorn iterations an evaluation, Lanczos on
+    damped products, bare Newton steps."""
+    beside: tuple[MethodName, ...] = ("adam", "trust-ncg", "saddle-free")
+    """What runs beside them from the first few starts, for comparison."""
+    beside_starts: int = 1
+    """How many starts that is."""
+    recipe_starts: int = 0
+    """How many starts the published recipe runs from, at the smallest eps."""
     monge: bool = True
     """Also run Newton from the Gaussian Monge map."""
+    polish: bool = True
+    """Also run many starts on a subsample, and Newton on all cells from the lowest loss."""
+    polish_starts: int = 4
+    """Random starts on the subsample, besides the Monge map."""
+    polish_cells: int = 300
+    """Cells of each side in the subsample."""
+    matched_noise: bool = False
+    """Noise of variance eps/2, for which the loss is the likelihood, instead of --noise."""
     steps: int = 200
     """Limit of steps of a run that switches to Newton."""
     adam_steps: int = 80
-    """Steps of a run of Adam only."""
+    """Steps of a run of Adam only, and of Adam in the recipe."""
+    recipe_newton: int = 30
+    """Limit of Newton steps in the recipe."""
     lr: float = 0.1
     """Adam's learning rate."""
     grad_rtol: float = 0.05
     """Relative accuracy of Adam's gradients."""
     gtol: float = 1e-6
     """Gradient norm at which a run is finished."""
-    look_every: int = 10
-    """Adam steps between two looks at λ_min."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.eps or min(self.eps) <= 0:
             raise ValueError(f"expected eps > 0, got {self.eps}")
-        if min(self.starts, self.steps, self.adam_steps, self.look_every) < 1:
-            raise ValueError("expected starts, steps, adam_steps and look_every ≥ 1")
-        if not self.methods and not self.monge:
-            raise ValueError("expected at least one method, or monge")
+        if min(self.steps, self.adam_steps, self.recipe_newton) < 1:
+            raise ValueError("expected steps, adam_steps and recipe_newton ≥ 1")
+        if min(self.starts, self.beside_starts, self.recipe_starts, self.polish_starts) < 0:
+            raise ValueError("expected starts, beside_starts, recipe_starts and polish_starts ≥ 0")
+        if self.polish_cells < 2:
+            raise ValueError(f"expected polish_cells ≥ 2, got {self.polish_cells}")
+        if not (self.monge or self.polish or (self.starts and self.methods)):
+            raise ValueError("nothing to run: expected starts and methods, or monge, or polish")
+
+    @cached_property
+    def _data(self) -> dict[float, RegressionData]:
+        return {}
+
+    def data_at(self, eps: float) -> RegressionData:
+        """Both clouds for a run at temperature `eps`: the same at all, unless the noise is matched to it."""
+        if not self.matched_noise:
+            return self.data
+        if eps not in self._data:
+            self._data[eps] = replace(self, matched_noise=False, noise=sqrt(eps / 2)).data
+        return self._data[eps]
+
+    def problem(self, eps: float, cells: int | None = None) -> ShuffledRegression:
+        """A fresh problem at temperature `eps`, on all cells or on the first `cells` of each side."""
+        data = self.data_at(eps)
+        return ShuffledRegression(data.X[:cells], data.Y[:cells], eps)
 
 
 PRESETS = {
-    "quick": Config(preset="quick", n=300, starts=1),
+    "quick": Config(preset="quick", n=300, starts=1, polish_cells=100, polish_starts=2),
     "laptop": Config(),
     "paper": Config(
-        preset="paper", n=40_000, eps=(0.1, 0.25, 0.5), starts=24, steps=2000, adam_steps=2000, dtype="float32"
+        preset="paper",
+        n=40_000,
+        eps=(0.1, 0.25, 0.5),
+        starts=24,
+        beside_starts=2,
+        recipe_starts=1,
+        polish_starts=8,
+        polish_cells=1000,
+        steps=400,
+        adam_steps=300,
+        dtype="float32",
     ),
 }
 
@@ -91,17 +131,17 @@ _COLUMNS = (
     Column("start_lambda_min", "first λ_min", "+.3f"),
     Column("steps", "steps", "d"),
     Column("newton_steps", "Newton", "d"),
+    Column("returns", "returns", "d"),
     Column("loss", "loss", ".6f"),
     Column("loss_above_best", "above best", ".1e"),
     Column("grad_norm", "‖g‖", ".1e"),
-    Column("lambda_min", "λ_min", "+.4f"),
+    Column("lambda_lower", "λ_min ≥", "+.4f"),
+    Column("lambda_upper", "λ_min ≤", "+.4f"),
+    Column("verdict", "verdict"),
     Column("rel_W", "rel_W", ".3f"),
     Column("r2_held_out", "R² test", ".3f"),
     Column("best_basin", "best basin"),
     Column("n_passes", "passes", "d"),
-    Column("half_steps", "half-steps", "d"),
-    Column("applications", "applications", "d"),
-    Column("columns", "columns", "d"),
     Column("seconds", "seconds", ".1f"),
     Column("status", "status"),
 )
@@ -120,7 +160,8 @@ def main(config: Config) -> int:
                 print(f"not converged: {', '.join(runs['run'])}: {Status(status).advice}")
     table = load_table(folder / "table.csv", numeric=NUMERIC, text=TEXT)
     write(folder / "figure.png", render(partial(draw_escape, table=table), FIGURE_SIZE))
-    print(f"tables and figure: {folder}")
+    write(folder / "methods.png", render(partial(draw_methods, table=table), METHODS_SIZE))
+    print(f"tables and figures: {folder}")
     return 0
 
 
@@ -145,84 +186,17 @@ def _cases(config: Config) -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for eps in config.eps:
         if config.monge:
-            cases[f"eps{eps:g}-monge"] = partial(_run, config, eps, None, "monge-newton")
-        for start in range(config.starts):
-            for method in config.methods:
-                cases[f"eps{eps:g}-start{start}-{method}"] = partial(_run, config, eps, start, method)
+            cases[f"eps{eps:g}-monge"] = partial(run_start, config, eps, "monge", "monge-newton")
+        if config.polish:
+            cases[f"eps{eps:g}-polish"] = partial(run_polish, config, eps)
+    plan = [
+        (config.methods, config.starts, config.eps),
+        (config.beside, min(config.beside_starts, config.starts), config.eps),
+        (("recipe",), min(config.recipe_starts, config.starts), (min(config.eps),)),
+    ]
+    for methods, starts, temperatures in plan:
+        for eps in temperatures:
+            for start in range(starts):
+                for method in methods:
+                    cases[f"eps{eps:g}-start{start}-{method}"] = partial(run_start, config, eps, start, method)
     return cases
-
-
-def _run(config: Config, eps: float, start: int | None, method: str, context: Context) -> Outcome:
-    """The method from one start; from the Monge map where `start` is None."""
-    problem = config.problem(eps)
-    law, number = ("monge", 0) if start is None else ("random", start)
-    w = problem.start(torch.Generator().manual_seed(config.seed + number), law=law)
-    start_lambda_min = smallest_eigenvalue(config.problem(eps).hessian(w, LOOK_RTOL)).lambda_min
-    limit = config.adam_steps if method == "adam" else config.steps
-    watch = _Watch(problem, context, limit, config.look_every if method == "adam" else None)
-    adam = Adam(lr=config.lr, rtol=config.grad_rtol)
-    result = minimize(
-        problem,
-        w,
-        method=adam if method == "adam" else SaddleSwitch(escape=adam),
-        callback=watch,
-        options={"maxiter": limit, "gtol": 0.0, "gtol_abs": config.gtol, "seed": config.seed},
-    )
-    labels: Row = {"eps": eps, "n": config.n, "start": law if start is None else start, "method": method}
-    steps = watch.rows(result)
-    steps[0]["lambda_min"] = start_lambda_min
-    curvature = smallest_eigenvalue(problem.hessian(result.x, 1e-4), error=problem.hessian_error)
-    steps[-1]["lambda_min"] = curvature.lambda_min
-    summary = {
-        **labels,
-        "start_lambda_min": start_lambda_min,
-        "steps": result.nit,
-        "newton_steps": int(result.history["phase"].isin(NEWTON_PHASES).sum()),
-        "loss": result.fun,
-        "grad_norm": float(torch.linalg.vector_norm(result.jac)),
-        "lambda_min": curvature.lambda_min,
-        "verdict": curvature.verdict.value,
-        **problem.metrics(result.x, config.data),
-        **{name: steps[-1][name] for name in PASSES},
-        "seconds": steps[-1]["seconds"],
-        "status": str(result.status),
-        "message": result.message,
-    }
-    point = result.x.reshape(problem.shape).cpu().numpy()
-    return Outcome(summary, [{**labels, **row} for row in steps], point)
-
-
-class _Watch:
-    """Follows a run: tells the progress, and looks at λ_min where the method does not.
-
-    What the looks cost in time and passes is not the method's and is taken off its account.
-    """
-
-    def __init__(self, problem: ShuffledRegression, context: Context, steps: int, look_every: int | None):
-        self.problem, self.context, self.steps, self.look_every = problem, context, steps, look_every
-        self.lambda_min: dict[int, float] = {}
-        self.spent: dict[int, tuple[float, Passes]] = {}
-
-    def __call__(self, intermediate_result: OptimizeResult) -> None:
-        step = intermediate_result.nit
-        self.context.progress(step / self.steps)
-        if self.look_every is None or step % self.look_every:
-            return
-        began, passes = perf_counter(), self.problem.passes
-        H = self.problem.hessian(intermediate_result.x, LOOK_RTOL)
-        self.lambda_min[step] = smallest_eigenvalue(H).lambda_min
-        self.spent[step] = (perf_counter() - began, self.problem.passes - passes)
-
-    def rows(self, result: OptimizeResult) -> list[Row]:
-        """The history of the run, a row per step."""
-        seconds, passes, rows = 0.0, Passes(), []
-        for row in result.history.rename(columns={"fun": "loss"}).to_dict("records"):
-            step, kinds = row["step"], {"n_passes": passes.total, **asdict(passes)}
-            rows.append(
-                row
-                | {"seconds": row["seconds"] - seconds, **{name: row[name] - kinds[name] for name in PASSES}}
-                | ({"lambda_min": self.lambda_min[step]} if step in self.lambda_min else {})
-            )
-            more = self.spent.get(step, (0.0, Passes()))
-            seconds, passes = seconds + more[0], passes + more[1]
-        return rows

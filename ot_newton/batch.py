@@ -2,13 +2,15 @@
 
 Each item is the problem that `solve` would have been given, with its own weights, temperature, stopping and status, so
 a hard item costs the others nothing and changes no digit of theirs. Time is the sum over the items and memory that of
-one item plus the answers: a batch is for convenience, and pays where one item keeps the device busy.
+one item plus the answers: a batch is for convenience, and pays where one item keeps the device busy. The losses take
+their batches through the same functions.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +21,20 @@ from ot_newton.status import Status
 from ot_newton.validate import check_batch
 
 Item = tuple[Tensor, Tensor, Tensor, Tensor, float]
+
+
+class Solved(Protocol):
+    """What a solver returns: how the solve ended, and the error left."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def converged(self) -> bool: ...
+    @property
+    def error(self) -> float: ...
+
+
+S = TypeVar("S", bound=Solved)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,30 +135,42 @@ def solve_batch(
     >>> plans.value().shape, plans.grad().shape, plans.converged, plans[0].shape
     (torch.Size([3]), torch.Size([3, 10, 2]), True, (10, 10))
     """
-    return solve_items(check_batch(x, y, a, b, eps), init, stacklevel=3, **options)
+    items = check_batch(x, y, a, b, eps)
+    return PlanBatch(solve_items(items, init, solver=solve, stacklevel=3, **options))
 
 
-def solve_items(items: list[Item], init: Sequence[Initial] | None, *, stacklevel: int, **options: Any) -> PlanBatch:
-    """`solve` for each checked item, with one warning for all."""
+@contextmanager
+def passed_on(stacklevel: int) -> Iterator[None]:
+    """Warnings from within are given again by the function around, `stacklevel` counted from it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        yield
+    for warning in caught:
+        warnings.warn(warning.message, stacklevel=stacklevel + 2)
+
+
+def solve_items(
+    items: list[Item], init: Sequence[Initial] | None, *, solver: Callable[..., S], stacklevel: int, **options: Any
+) -> tuple[S, ...]:
+    """`solver` for each checked item, with one warning for all."""
     if init is not None:
         starts = isinstance(init, Sequence) and all(k is None or isinstance(k, Plan | tuple | list) for k in init)
         if not starts or len(init) != len(items):
             got = f"{len(init)} of other kinds or number" if isinstance(init, Sequence) else type(init).__name__
             raise ValueError(f"init: expected {len(items)} plans or pairs (f, g), one an item, got {got}")
-    plans = []
+    solved = []
     for k, (x, y, a, b, eps) in enumerate(items):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            plans.append(solve(x, y, eps, a=a, b=b, init=None if init is None else init[k], **options))
-    batch = PlanBatch(tuple(plans))
-    if not batch.converged:
-        missed = [k for k, plan in enumerate(plans) if not plan.converged]
-        worst = max((plans[k] for k in missed), key=lambda plan: plan.error)
+            solved.append(solver(x, y, eps, a=a, b=b, init=None if init is None else init[k], **options))
+    missed = [k for k, one in enumerate(solved) if not one.converged]
+    if missed:
+        worst = max((solved[k] for k in missed), key=lambda one: one.error)
         shown = ", ".join(map(str, missed[:10])) + (", …" if len(missed) > 10 else "")
         warnings.warn(
-            f"{len(missed)} of {len(plans)} items ({shown}) did not converge; the worst has a marginal error of "
+            f"{len(missed)} of {len(solved)} items ({shown}) did not converge; the worst has an error of "
             f"{worst.error:.1e} ({worst.status.value}). {worst.status.advice}",
             ConvergenceWarning,
             stacklevel=stacklevel,
         )
-    return batch
+    return tuple(solved)

@@ -11,12 +11,13 @@ other end replaces the unknown spread by (θ_max − θ_min) / (1 − 2t²). Sma
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf, log, nan, sqrt
+from typing import Any
 
 import torch
 
 from ot_newton.block_krylov import KrylovSpace, gaussian
 from ot_newton.galerkin import BracketedMatrix
-from ot_newton.operators import LinearOperator, MatrixOperator
+from ot_newton.operators import LinearOperator, MatrixOperator, aslinearoperator
 
 DENSE_LIMIT = 128  # up to here the bound above would ask for n steps anyway
 LARGE_DENSE_LIMIT = 2048  # for a matrix that exists already
@@ -76,7 +77,7 @@ class Certificate:
 
 
 def smallest_eigenvalue(
-    H: LinearOperator,
+    H: Any,
     *,
     rtol: float = 1e-3,
     error: float = 0.0,
@@ -92,7 +93,7 @@ def smallest_eigenvalue(
     the verdict UNDECIDED.
 
     Args:
-        H: symmetric operator.
+        H: symmetric operator, or a matrix as a tensor, a numpy array or one of scipy's.
         rtol: with a NONNEGATIVE verdict λ_min ≥ −rtol ‖H‖; the number of products grows like 1/√rtol.
         error: relative error of H in the spectral norm, by which the bounds are widened; a bracket knows better.
         confidence: probability of the lower bound over the random start.
@@ -100,6 +101,7 @@ def smallest_eigenvalue(
         rng: source of the random start; a private one if None.
 
     Raises:
+        TypeError: H is no operator and no matrix.
         ValueError: H is not square, or an argument is out of range.
 
     Example:
@@ -109,6 +111,7 @@ def smallest_eigenvalue(
         >>> smallest_eigenvalue(H).verdict.value
         'negative'
     """
+    H = aslinearoperator(H)
     n = H.shape[0]
     if H.shape != (n, n) or n == 0:
         raise ValueError(f"expected a square operator with at least one row, got shape {H.shape}")

@@ -60,6 +60,10 @@ def check(
     rows, columns = _sample(a, SAMPLE, rng), _sample(b, SAMPLE, rng)
     C = kind.scale * _squared(tx[rows], ty[columns])
     mean, median = _mean_cost(tx, ty, a, b, kind.scale), float(C.median())
+    if not (math.isfinite(mean) and bool(torch.isfinite(C).all())):
+        raise ValueError(
+            f"x and y: expected points whose cost is finite in {x.dtype}, got an overflow; rescale the points"
+        )
     temperature = given if given is not None else (median or mean or 1.0) / 20
     tol = 1e-6 if x.dtype == torch.float64 else 1e-5
     i, j = _sample(a, TRIAL, rng), _sample(b, TRIAL, rng)

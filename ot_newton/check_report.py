@@ -102,9 +102,10 @@ def _advice(r: Report) -> Iterator[str]:
         )
     if not r.resolution < AVERAGED * r.tol:
         how = "use float64, or " if r.dtype == torch.float32 else ""
+        rounded = r.eps * r.resolution if math.isfinite(r.resolution) else unit * typical
         yield (
             f"Digits are lost: the exponents round to {r.resolution:.1e}, too coarse for a tolerance of {r.tol:.0e}; "
-            f"{how}eps of at least {r.eps * r.resolution / (AVERAGED * r.tol):.2g}."
+            f"{how}eps of at least {rounded / (AVERAGED * r.tol):.2g}."
         )
     offset = max(r.x.offset, r.y.offset)
     if offset * unit > 1e-6 and offset > 10:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ot_newton.validate import check_choice, check_positive
+
 
 class Cost(Protocol):
     """What the library needs of a cost. Rows are points; `scale` is s in `C = s|T(x) - T(y)|²`."""
@@ -80,9 +82,5 @@ COSTS = {"sqeuclidean": SquaredEuclidean, "cosine": Cosine}
 
 
 def make_cost(name: str, scale: float) -> Cost:
-    """The cost of this name and scale. Raises ValueError naming the known ones."""
-    if name not in COSTS:
-        raise ValueError(f"cost: expected one of {', '.join(COSTS)}, got {name!r}")
-    if not (scale > 0 and scale < float("inf")):
-        raise ValueError(f"scale: expected a finite number above 0, got {scale!r}")
-    return COSTS[name](float(scale))
+    """The cost of this name and scale. Raises ValueError naming the known ones, TypeError for a scale of no number."""
+    return COSTS[check_choice(name, "cost", COSTS)](check_positive(scale, "scale"))

@@ -84,6 +84,11 @@ class Cubic(ModelDescent):
 
     hard_case: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.hard_case, bool):
+            raise ValueError(f"expected hard_case as True or False, got {self.hard_case!r}")
+
     def _region(self, H: LinearOperator, w: torch.Tensor, state: DescentState, *, error: float) -> Region:
         model = local_model(H, state.grad, error=error, capacity=self.max_krylov)
         return CubicRegion(model, w, state, self.hard_case)

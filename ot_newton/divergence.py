@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ot_newton.batch import passed_on
 from ot_newton.cost import Cost, make_cost
-from ot_newton.envelope import differentiable
+from ot_newton.envelope import loss
 from ot_newton.hessian import DEFAULT_RTOL, PlanHessian, joint_product
 from ot_newton.operators import LinearOperator
 from ot_newton.pairs import Counted, Passes
 from ot_newton.plan import Plan
 from ot_newton.self_transport import SelfHessian, SelfPlan, solve_self
-from ot_newton.sinkhorn import ConvergenceWarning, solve
+from ot_newton.sinkhorn import ConvergenceWarning, Initial, solve
 from ot_newton.status import Status
 from ot_newton.unbalanced import UnbalancedPlan, check_unbalanced, solve_unbalanced
-from ot_newton.unbalanced_hessian import joint_product as unbalanced_product
-from ot_newton.validate import check_measures, check_positive
+from ot_newton.validate import check_integer, check_measures, check_nonnegative, check_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def solve_divergence(
     scale: float = 1.0,
     tol: float | None = None,
     max_iter: int = 5000,
-    init: Plan | None = None,
+    init: Initial = None,
     backend: str = "auto",
 ) -> Divergence:
     """Solve the three problems of `S(x, y) = OT(x, y) - ½ OT(x, x) - ½ OT(y, y) + (eps/2)(Σa - Σb)²`.
@@ -156,7 +156,7 @@ def solve_divergence(
         reach: None for exact marginals; otherwise as in `solve_unbalanced`, one number: with a reach of its own for
             each side the divergence of a measure from itself would not be 0.
         eps, cost, scale, tol, max_iter, backend: as in `solve`.
-        init: a plan from x to y to start from.
+        init: a plan from x to y, or its potentials (f, g), to start from.
 
     Raises:
         TypeError, ValueError: for inputs that are not what is said above, before any work.
@@ -169,17 +169,15 @@ def solve_divergence(
     else:
         reach = check_positive(reach, "reach")
         x, y, a, b = (t.detach() for t in check_unbalanced(x, y, a, b))
+    max_iter = check_integer(max_iter, "max_iter")
+    tol = check_nonnegative(tol, "tol") if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
     options: dict[str, Any] = {"cost": cost, "scale": scale, "tol": tol, "max_iter": max_iter, "backend": backend}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
+    with passed_on(stacklevel=2):
         if reach is None:
             plan = solve(x, y, eps, a=a, b=b, init=init, **options)
         else:
             plan = solve_unbalanced(x, y, eps, reach, a=a, b=b, init=init, **options)
-    for warning in caught:
-        warnings.warn(warning.message, stacklevel=2)
     kind: Cost = make_cost(cost, scale)
-    tol = tol if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
     rho = None if reach is None else reach**2
     own = [solve_self(points, w, plan.eps, kind, rho, tol, max_iter, backend) for points, w in ((x, a), (y, b))]
     for name, found in zip("xy", own, strict=True):
@@ -229,10 +227,7 @@ class _Term:
     def product(self, *directions: Tensor | None) -> tuple[Tensor, ...]:
         plan, own = self.divergence.plan, (self.divergence.self_x, self.divergence.self_y)
         rtol = DEFAULT_RTOL[plan.x.dtype] if self.rtol is None else self.rtol
-        if isinstance(plan, UnbalancedPlan):
-            across = unbalanced_product(plan, *directions, rtol=rtol)
-        else:
-            across = joint_product(plan, *directions, rtol=rtol)
+        across = joint_product(plan, *directions, rtol=rtol)
         return tuple(
             part if A is None else part - p.product(A[:, :, None], rtol)[0][:, :, 0]
             for part, p, A in zip(across, own, directions, strict=True)
@@ -242,7 +237,7 @@ class _Term:
 def sinkhorn_divergence(
     x: Any,
     y: Any,
-    eps: float,
+    eps: Any,
     *,
     a: Any = None,
     b: Any = None,
@@ -250,18 +245,21 @@ def sinkhorn_divergence(
     cost: str = "sqeuclidean",
     scale: float = 1.0,
     hvp_rtol: float | None = None,
+    init: Any = None,
     **options: Any,
 ) -> Tensor:
     """The debiased divergence S(x, y) as a tensor of shape () that can be differentiated twice.
 
     Args:
-        x, y: points (n, d) and (m, d); either or both may require gradients, twice.
+        x, y: points (n, d) and (m, d); either or both may require gradients, twice. Batches (B, n, d) and (B, m, d)
+            give B values, (B,), as a loop over B would; `eps`, weights and `init` are then as in `solve_batch`.
         a, b: weights, once differentiable; without a reach up to an additive constant, as in `ot_loss`.
         hvp_rtol: relative residual of the responses in a double backward; by default 1e-9 (float64) or 1e-5 (float32).
-        reach, eps, cost, scale, options: as in `solve_divergence`.
+        reach, eps, cost, scale, init, options: as in `solve_divergence`.
 
-    S ≥ 0, with 0 at x = y. What is computed differs from S by O(eps·error²) and by rounding, a few units in the last
-    place of the largest cost: S ≥ -1e-12 of that in float64 and S ≥ -1e-6 of it in float32, where the solves converged.
+    S ≥ 0, with 0 at x = y. What is computed differs from S by rounding and by what the solves left: by O(eps·error²),
+    and up to O(eps·error) where clusters hardly exchange mass. Where they converged to the default tolerance and c is
+    the largest cost, it is at least -1e-7 (c + eps) in float64 and -1e-6 (c + eps) in float32.
     Plain `OT(x, x)` is not 0: that is the bias taken out here.
 
     Raises what `solve_divergence` raises, and RuntimeError for second derivatives in the weights. Warns
@@ -271,12 +269,8 @@ def sinkhorn_divergence(
     >>> bool(sinkhorn_divergence(x, x, eps=1.0).abs() < 1e-12), bool(sinkhorn_divergence(x, x + 1, eps=1.0) > 0.9)
     (True, True)
     """
-    x, y, a, b = check_measures(x, y, a, b) if reach is None else check_unbalanced(x, y, a, b)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        solved = solve_divergence(x, y, eps, a=a, b=b, reach=reach, cost=cost, scale=scale, **options)
-    for warning in caught:
-        warnings.warn(warning.message, stacklevel=2)
-    term = _Term(solved, None if hvp_rtol is None else check_positive(hvp_rtol, "hvp_rtol"))
-    points = (solved.plan.cost.embed(x), solved.plan.cost.embed(y))
-    return differentiable(term, points, (a, b)).to(x.dtype)
+    check = check_measures if reach is None else check_unbalanced
+    return loss(
+        x, y, eps, a, b, check=check, solver=solve_divergence, term=_Term,
+        cost=cost, scale=scale, hvp_rtol=hvp_rtol, init=init, reach=reach, **options,
+    )  # fmt: skip

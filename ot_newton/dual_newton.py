@@ -19,27 +19,32 @@ from ot_newton.two_level import CLIP, capped, orthonormal_under, ritz_steps, two
 
 LONGEST, SHORT = 30.0, 0.1  # displacements in eps
 OVERHEAD = 9  # passes of a step besides the growth of its space
-IDLE = 4  # steps of the block solve without progress: the rest belongs to modes that rounding hides
 RETREAT = 60  # passes of two-level sweeps where a step has failed
 
 
 def _direction(pairs: Pairs, state: Potentials, tol: float, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton displacement of psi (m,), a bolder one, and the slow modes found on the way (m, k)."""
+    """Newton displacement of psi (m,), a bolder one, and the slow modes found on the way (m, k).
+
+    The residual stays put for many steps where there are many slow modes, and only then falls: that is no reason to
+    stop. Rounding is one, and shows: a Galerkin residual is orthogonal to the space but for the modes it hides.
+    Each slow mode is held by itself, lest one that is almost cut off shorten the step of all the others.
+    """
     space = SchurSpace(pairs, state.phi, state.psi, state.r, state.c)
     rhs = space.project((space.root_inv * (pairs.target.weights - state.c))[:, None])
     space.expand(start_block(space, rhs, state.modes))
-    size, best, since = torch.linalg.vector_norm(rhs), float("inf"), 0
+    goal, rounding = tol * torch.linalg.vector_norm(rhs), 8 * torch.finfo(rhs.dtype).eps
     for _ in range(min(40, budget // 2)):
         y, R = space.solve(rhs)
-        left = float(torch.linalg.vector_norm(R) / size)
-        best, since = (left, 0) if left < 0.9 * best else (best, since + 1)
-        if left <= tol or since == IDLE or grow(space) == 0:
+        left = torch.linalg.vector_norm(R - space.Q @ (space.Q.T @ R))
+        if bool(left <= torch.maximum(goal, rounding * torch.linalg.vector_norm(y))) or grow(space) == 0:
             break
     y, _ = space.solve(rhs)
     d, V = (space.root_inv[:, None] * (space.Q @ y))[:, 0], space.slow_modes(BLOCK - 1)
-    theta, E = (t[..., : V.shape[1]] for t in space.ritz())
-    share = ((E.T @ (space.Q.T @ rhs[:, 0]).to(torch.float64)) / theta).to(V.dtype)
-    return d, d + V @ _stretch(V, share), V
+    E = space.ritz()[1][:, : V.shape[1]]
+    share = (E.T @ y[:, 0].to(torch.float64)).to(V.dtype)
+    held = capped(V, share, CLIP)
+    d = d + V @ (held - share)
+    return d, d + V @ _stretch(V, held), V
 
 
 def _stretch(V: Tensor, share: Tensor) -> Tensor:

@@ -11,15 +11,20 @@ arXiv:2602.03067, section 4). For A alone and few dimensions the Hadamard term i
 `M_i = Σ_j P_ij y_j y_jᵀ`, one application per plan instead of one per direction.
 """
 
+import warnings
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ot_newton.kernels.precision import full_precision
+from ot_newton.moves import Rows, gradient_change, move, squares, symmetric, takes_along
 from ot_newton.operators import LinearOperator
 from ot_newton.plan import Plan
 from ot_newton.response import Response, respond
-from ot_newton.validate import check_positive
+from ot_newton.sinkhorn import ConvergenceWarning
+from ot_newton.status import Status
+from ot_newton.validate import check_integer, check_nonnegative, check_positive
 
 MOMENT_DIMENSIONS = 16
 DEFAULT_RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -28,11 +33,7 @@ DEFAULT_RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 def row_moments(plan: Plan) -> Tensor:
     """`M_i = Σ_j P_ij y_j y_jᵀ`, (n, d, d), from d(d+1)/2 columns of one transport application."""
     y = plan.pairs.target.points
-    i, j = torch.triu_indices(y.shape[1], y.shape[1], device=y.device)
-    upper = plan.apply(y[:, i] * y[:, j])  # (n, d(d+1)/2)
-    M = upper.new_empty(len(upper), y.shape[1], y.shape[1])
-    M[:, i, j], M[:, j, i] = upper, upper
-    return M
+    return symmetric(plan.apply(squares(y)), y.shape[1])
 
 
 class PlanHessian(LinearOperator):
@@ -47,7 +48,8 @@ class PlanHessian(LinearOperator):
             published results, which they make 10 to 70 % wrong.
         max_iter: steps of the response solve.
 
-    `matmat` with k columns shares all passes between them. Raises ValueError for an unknown method or a bad tolerance.
+    `matmat` with k columns shares all passes between them. Raises TypeError for what is no plan, ValueError for
+    an unknown method or a bad tolerance.
 
     >>> from ot_newton.sinkhorn import solve
     >>> x, y = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.5], [2.0]]).double()
@@ -67,13 +69,14 @@ class PlanHessian(LinearOperator):
         damping: float = 0.0,
         max_iter: int = 200,
     ) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}; solve(x, y, eps) returns one")
         n, d = plan.x.shape
         super().__init__((n * d, n * d), plan.x.dtype, plan.x.device)
         if method not in ("block", "cg"):
             raise ValueError(f"method: expected 'block' or 'cg', got {method!r}")
-        if not damping >= 0:
-            raise ValueError(f"damping: expected a number ≥ 0, got {damping!r}")
-        self.plan, self.method, self.damping, self.max_iter = plan, method, damping, max_iter
+        self.plan, self.method = plan, method
+        self.damping, self.max_iter = check_nonnegative(damping, "damping"), check_integer(max_iter, "max_iter")
         self.rtol = DEFAULT_RTOL[plan.x.dtype] if rtol is None else check_positive(rtol, "rtol")
         self.last_response: Response | None = None
 
@@ -82,6 +85,7 @@ class PlanHessian(LinearOperator):
         """Row moments of the plan, (n, d, d); one pass for every 64 columns, once."""
         return row_moments(self.plan)
 
+    @full_precision
     def _matmat(self, V: Tensor) -> Tensor:
         n, d = self.plan.x.shape
         k = V.shape[1]
@@ -114,6 +118,10 @@ class PlanHessian(LinearOperator):
         )  # fmt: skip
         return self.last_response
 
+    def _marginal_change(self, answer: Response) -> tuple[Tensor | None, Tensor | None]:
+        """How the marginals follow the potentials, (n, k) and (m, k); None where they are fixed."""
+        return None, None
+
     def _weighted(self, A: Tensor) -> Tensor:
         """`(P ∘ (A yᵀ)) y` for each column of A, (n, d, k)."""
         if A.shape[1] <= MOMENT_DIMENSIONS:
@@ -123,28 +131,31 @@ class PlanHessian(LinearOperator):
         return plan.row_sums[:, None, None] * torch.stack(columns, 2)
 
 
-def joint_product(plan: Plan, A: Tensor | None, B: Tensor | None, **options) -> tuple[Tensor, Tensor]:
-    """`(H_x(A, B), H_y(A, B))` for a direction A (n, d) of the embedded x and B (m, d) of y; None is 0."""
+def sides(plan: Plan) -> tuple[Rows, Rows]:
+    """The plan seen from its sources and from its targets."""
     pairs, phi, psi = plan.pairs, plan.phi, plan.psi
-    x, y, eps, s2 = pairs.source.points, pairs.target.points, pairs.eps, 2 * pairs.scale
-    A = torch.zeros_like(x) if A is None else A
-    B = torch.zeros_like(y) if B is None else B
-    r, c, d = plan.row_sums[:, None], plan.col_sums[:, None], x.shape[1]
-    zA, zB = (x * A).sum(1, keepdim=True), (y * B).sum(1, keepdim=True)
-    PB = plan.apply(torch.cat([zB, B, zB * y], 1))
-    PA = plan.adjoint(torch.cat([zA, A, zA * x], 1))
-    PzB, PB, PzBy = PB[:, :1], PB[:, 1 : d + 1], PB[:, d + 1 :]
-    PzA, PA, PzAx = PA[:, :1], PA[:, 1 : d + 1], PA[:, d + 1 :]
-    Py, Ptx, flipped = plan.Py, plan.Ptx, pairs.swapped()
-    rho = r * zA + PzB - (x * PB).sum(1, keepdim=True) - (A * Py).sum(1, keepdim=True)
-    kappa = PzA + c * zB - (B * Ptx).sum(1, keepdim=True) - (y * PA).sum(1, keepdim=True)
-    options.setdefault("rtol", DEFAULT_RTOL[x.dtype])
-    options.setdefault("modes", plan.modes)
-    answer = respond(pairs, phi, psi, plan.row_sums, plan.col_sums, rho * (s2 / eps), kappa * (s2 / eps), **options)
-    # Σ_j P_ij (x_i·B_j + y_j·A_i) y_j and Σ_i P_ij (x_i·B_j + y_j·A_i) x_i, each as one Hadamard-weighted transport
-    over_y = r * pairs.hadamard_means(psi, torch.cat([x, A], 1), torch.cat([B, y], 1), y, phi)
-    over_x = c * flipped.hadamard_means(phi, torch.cat([B, y], 1), torch.cat([x, A], 1), x, psi)
-    rate = s2 / eps
-    dPy = (answer.dphi - rate * zA) * Py + plan.apply(answer.dpsi * y) - rate * (PzBy - over_y)
-    dPtx = (answer.dpsi - rate * zB) * Ptx + plan.adjoint(answer.dphi * x) - rate * (PzAx - over_x)
-    return s2 * (r * A - PB - dPy), s2 * (c * B - PA - dPtx)
+    return Rows(pairs, phi, psi, plan.row_sums), Rows(pairs.swapped(), psi, phi, plan.col_sums)
+
+
+@full_precision
+def joint_product(plan: Plan, A: Tensor | None, B: Tensor | None, **options) -> tuple[Tensor, Tensor]:
+    """`(H_x(A, B), H_y(A, B))` for a direction A (n, d) of the embedded x and B (m, d) of y; None is 0.
+
+    Options as in `plan.hessian`. Warns `ConvergenceWarning` where the response of the potentials was not found.
+    """
+    H = plan.hessian(**options)
+    rows, columns = sides(plan)
+    x, y = plan.pairs.source.points, plan.pairs.target.points
+    A, B = (torch.zeros_like(p) if V is None else V for p, V in ((x, A), (y, B)))
+    A, B = A[:, :, None], B[:, :, None]
+    Py, Ptx = (None, None) if takes_along(x.shape[1]) else (plan.Py, plan.Ptx)
+    of_x, of_y = move(rows, A, B, Py), move(columns, B, A, Ptx)
+    answer = H._respond(rows.rate * of_x.first, rows.rate * of_y.first)
+    if answer.status in (Status.MAX_ITER, Status.NONFINITE):
+        worst = float(answer.residual.max())
+        message = f"response of the potentials: relative residual {worst:.1e} ({answer.status.value})"
+        warnings.warn(f"{message}. {answer.status.advice}", ConvergenceWarning, stacklevel=3)
+    dr, dc = H._marginal_change(answer)
+    Hx = gradient_change(rows, of_x, answer.dphi, answer.dpsi, dr)
+    Hy = gradient_change(columns, of_y, answer.dpsi, answer.dphi, dc)
+    return Hx[:, :, 0], Hy[:, :, 0]

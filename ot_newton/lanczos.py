@@ -19,6 +19,7 @@ from ot_newton.block_krylov import gaussian
 from ot_newton.operators import LinearOperator, aslinearoperator, require_symmetric
 from ot_newton.ritz_search import WHICH, Found, Search
 from ot_newton.status import Status
+from ot_newton.validate import check_nonnegative, is_integer
 
 _SEED = 0x5EED_1A2C_2057_E165  # a start of our own: no user's seed gives the same vectors
 LOOK_EVERY = {"cuda": 8}  # steps between two looks at the coefficients, which make a device wait; 1 elsewhere
@@ -93,6 +94,7 @@ def lanczos(
     """
     A = aslinearoperator(A)
     require_symmetric(A)
+    _require_integers(steps=steps)
     if steps < 1:
         raise ValueError(f"expected steps ≥ 1, got {steps}")
     rng, before, n = _generator(rng), A.n_matvec, A.shape[0]
@@ -262,16 +264,22 @@ def _check_counts(
 ) -> None:
     if which not in WHICH:
         raise ValueError(f"expected which in {', '.join(WHICH)}, got {which!r}")
+    _require_integers(k=k, ncv=ncv, maxiter=maxiter, block_size=block_size)
+    check_nonnegative(tol, "tol")
     if not 1 <= k <= n:
         raise ValueError(f"expected 1 ≤ k ≤ n = {n}, got {k}")
     if ncv is not None and not min(k + 1, n) <= ncv <= n:
         raise ValueError(f"expected k < ncv ≤ n = {n}, got {ncv}")
     if maxiter is not None and maxiter < 0:
         raise ValueError(f"expected maxiter ≥ 0, got {maxiter}")
-    if not tol >= 0:
-        raise ValueError(f"expected tol ≥ 0, got {tol}")
     if block_size is not None and block_size < 1:
         raise ValueError(f"expected block_size ≥ 1, got {block_size}")
+
+
+def _require_integers(**counts: Any) -> None:
+    for name, count in counts.items():
+        if count is not None and not is_integer(count):
+            raise ValueError(f"expected {name} as an integer, got {count!r}")
 
 
 def _generator(rng: torch.Generator | None) -> torch.Generator:

@@ -7,7 +7,8 @@ and the gradient `2s (r∘x - P y)` by
     2s (r∘A + dr∘x - P B - dP y).
 
 Every term is a transport application (FlashSinkhorn, arXiv:2602.03067, section 4). In few dimensions the Hadamard term
-`Σ_j P_ij (x_i·B_j + y_j·A_i) y_j` is one too, of the products `B_j y_jᵀ` and `y_j y_jᵀ`.
+`Σ_j P_ij (x_i·B_j + y_j·A_i) y_j` is one too, of the products `B_j y_jᵀ` and `y_j y_jᵀ`, and all ride on one pass up to
+d = 5.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ot_newton.pairs import Pairs
+from ot_newton.pairs import Pairs, Passes
 
 PRODUCT_DIMENSIONS = 8
 
@@ -58,19 +59,42 @@ class Move:
     Py: Tensor
 
 
-def move(rows: Rows, A: Tensor, B: Tensor) -> Move:
-    """The move of the rows along A (n, d, k) and B (m, d, k); (1 + d)² k columns, or a pass more for each direction."""
+def squares(y: Tensor) -> Tensor:
+    """The products `y_j y_jᵀ`, (m, d(d+1)/2), upper triangles by rows; `symmetric` unfolds averages of them."""
+    i, j = torch.triu_indices(y.shape[1], y.shape[1], device=y.device)
+    return y[:, i] * y[:, j]
+
+
+def symmetric(upper: Tensor, d: int) -> Tensor:
+    """Symmetric matrices (n, d, d) from their upper triangles (n, d(d+1)/2)."""
+    i, j = torch.triu_indices(d, d, device=upper.device)
+    full = upper.new_empty(len(upper), d, d)
+    full[:, i, j], full[:, j, i] = upper, upper
+    return full
+
+
+def takes_along(d: int) -> bool:
+    """Whether `P y` costs the move of one direction no pass more in d dimensions."""
+    return Passes.application(1 + 3 * d).total == Passes.application(1 + 2 * d).total
+
+
+def move(rows: Rows, A: Tensor, B: Tensor, Py: Tensor | None = None) -> Move:
+    """The move of the rows along A (n, d, k) and B (m, d, k); `Py` (n, d) is taken along where it is not known.
+
+    One application of d²(k + ½) + O(dk) columns in few dimensions; else of O(dk), and a Hadamard pass a direction.
+    """
     x, y = rows.pairs.source.points, rows.pairs.target.points
     n, m, d, k = len(x), len(y), x.shape[1], A.shape[2]
     zA, zB = (torch.einsum("nd,ndk->nk", p, V) for p, V in ((x, A), (y, B)))
-    columns = [y, zB, B.reshape(m, d * k), (y[:, :, None] * zB[:, None]).reshape(m, d * k)]
+    columns = [zB, B.reshape(m, d * k), (y[:, :, None] * zB[:, None]).reshape(m, d * k)]
     if d <= PRODUCT_DIMENSIONS:
-        columns += [torch.einsum("md,me->mde", y, y).reshape(m, -1), torch.einsum("mdk,me->mdke", B, y).reshape(m, -1)]
-    sums = rows.apply(torch.cat(columns, 1)).split([c.shape[1] for c in columns], 1)
-    Py, PzB, PB, PzBy = sums[0], sums[1], sums[2].reshape(n, d, k), sums[3].reshape(n, d, k)
+        columns += [squares(y), torch.einsum("mdk,me->mdke", B, y).reshape(m, -1)]
+    columns += [y] if Py is None else []
+    PzB, PB, PzBy, *rest = rows.apply(torch.cat(columns, 1)).split([c.shape[1] for c in columns], 1)
+    PB, PzBy, Py = PB.reshape(n, d, k), PzBy.reshape(n, d, k), rest[-1] if Py is None else Py
     if d <= PRODUCT_DIMENSIONS:
-        crossed = torch.einsum("nf,nfke->nek", x, sums[5].reshape(n, d, k, d))
-        crossed = crossed + torch.einsum("nfk,nfe->nek", A, sums[4].reshape(n, d, d))
+        crossed = torch.einsum("nf,nfke->nek", x, rest[1].reshape(n, d, k, d))
+        crossed = crossed + torch.einsum("nef,nfk->nek", symmetric(rest[0], d), A)
     else:
         crossed = torch.stack([_hadamard(rows, A[:, :, i], B[:, :, i]) for i in range(k)], 2)
     first = rows.r[:, None] * zA + PzB - torch.einsum("nd,ndk->nk", x, PB) - torch.einsum("nd,ndk->nk", Py, A)
@@ -84,11 +108,13 @@ def _hadamard(rows: Rows, A: Tensor, B: Tensor) -> Tensor:
     return rows.r[:, None] * means
 
 
-def gradient_change(rows: Rows, at: Move, dphi: Tensor, dpsi: Tensor, dr: Tensor) -> Tensor:
-    """`2s (r∘A + dr∘x - P B - dP y)`, (n, d, k), for answers dphi, dr (n, k) and dpsi (m, k)."""
+def gradient_change(rows: Rows, at: Move, dphi: Tensor, dpsi: Tensor, dr: Tensor | None = None) -> Tensor:
+    """`2s (r∘A + dr∘x - P B - dP y)`, (n, d, k), for answers dphi, dr (n, k) and dpsi (m, k); dr is 0 where None."""
     x, y = rows.pairs.source.points, rows.pairs.target.points
     n, d, k = at.A.shape
     moved = rows.apply((y[:, :, None] * dpsi[:, None]).reshape(len(y), d * k)).reshape(n, d, k)
     dPy = at.Py[:, :, None] * dphi[:, None] + moved - rows.rate * at.moment
-    rest = rows.r[:, None, None] * at.A + x[:, :, None] * dr[:, None]
+    rest = rows.r[:, None, None] * at.A
+    if dr is not None:
+        rest = rest + x[:, :, None] * dr[:, None]
     return 2 * rows.pairs.scale * (rest - at.carried - dPy)

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ot_newton.kernels.precision import full_precision
 from ot_newton.pairs import Pairs
 from ot_newton.penalty import Penalty
 from ot_newton.potentials import Potentials, Watch
@@ -122,6 +123,7 @@ def _newton(pairs: Pairs, penalties: Penalties, state: Potentials, watch: Watch)
     return None
 
 
+@full_precision
 def relaxed(pairs: Pairs, penalties: Penalties, psi: Tensor, watch: Watch) -> tuple[Potentials, Status]:
     """Iterate from psi (m,) until `watch` says stop; at least one penalty must be finite."""
     state = _state(pairs, penalties, penalties[0].potential(pairs.row(psi)), psi, None)

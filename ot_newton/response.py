@@ -93,7 +93,13 @@ def respond_schur(
     method: str = "block",
     max_iter: int = 40,
 ) -> Response:
-    """`respond` where `ρ/r` (n, k) and the right-hand side `κ - Pᵀ(ρ/r)` (m, k) of the Schur complement are known."""
+    """`respond` where `ρ/r` (n, k) and the right-hand side `κ - Pᵀ(ρ/r)` (m, k) of the Schur complement are known.
+
+    Where one of them is not finite all of the answer is NaN, with the status NONFINITE.
+    """
+    if not bool(torch.isfinite(rhs).all() & torch.isfinite(rho_r).all()):  # LAPACK would raise an error for it
+        dphi, dpsi, residual = (torch.full_like(t, torch.nan) for t in (rho_r, rhs, rhs[0]))
+        return Response(dphi, dpsi, residual, Status.NONFINITE, Passes(), rhs.new_empty(len(rhs), 0))
     before = space.pairs.passes
     B = space.project(space.root_inv[:, None] * rhs)
     if method == "block":

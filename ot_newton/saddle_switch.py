@@ -72,6 +72,7 @@ class SaddleSwitch:
         radius_factor: see `finish`.
 
     Raises:
+        TypeError: one of the two is no method.
         ValueError: a hyperparameter outside its range.
 
     Example:
@@ -95,6 +96,10 @@ class SaddleSwitch:
     radius_factor: float = 10.0
 
     def __post_init__(self) -> None:
+        for name in ("escape", "finish"):
+            method = getattr(self, name)
+            if isinstance(method, type) or not (hasattr(method, "init") and hasattr(method, "step")):
+                raise TypeError(f"expected {name} as a method with init and step, got {method!r}")
         for name in ("check_every", "dwell", "max_switches", "max_rejected"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise ValueError(f"expected {name} as an integer ≥ 1, got {getattr(self, name)}")

@@ -146,15 +146,21 @@ class SchurSpace:
         """Galerkin solution in coordinates of the basis (j, k), and its true residual (m, k). No pass.
 
         A few solves with `T + τ`, each on the residual of T, are the pseudo-inverse but for Ritz values near τ, which
-        is rounding: what they leave of a component is `(τ/(θ + τ))³`, and they magnify none by more than 3/τ.
+        is rounding: what they leave of a component is `(τ/(θ + τ))³`, and they magnify none by more than 3/τ. Where
+        T + τ is not positive, directions whose Ritz value is rounding are left out instead.
         """
         tau = ROUNDING * torch.finfo(B.dtype).eps
         right = (self.Q.T @ B).to(torch.float64)
         identity = torch.eye(len(self.T), dtype=self.T.dtype, device=self.T.device)
-        L = torch.linalg.cholesky_ex(self.T + tau * identity).L
-        y = torch.cholesky_solve(right, L)
-        for _ in range(2):
-            y = y + torch.cholesky_solve(right - self.T @ y, L)
+        L, failed = torch.linalg.cholesky_ex(self.T + tau * identity)
+        if int(failed):  # rounding was larger than that
+            theta, E = self.ritz()
+            weight = torch.where(theta > 4 * tau, 1 / theta.clamp_min(4 * tau), torch.zeros_like(theta))
+            y = (E * weight) @ (E.T @ right)
+        else:
+            y = torch.cholesky_solve(right, L)
+            for _ in range(2):
+                y = y + torch.cholesky_solve(right - self.T @ y, L)
         y = y.to(B.dtype)
         return y, B - self.SQ @ y
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ot_newton.cost import Cost
 from ot_newton.hessian import DEFAULT_RTOL
-from ot_newton.moves import Rows, gradient_change, move
+from ot_newton.kernels.precision import full_precision
+from ot_newton.moves import Rows, gradient_change, move, takes_along
 from ot_newton.operators import LinearOperator
 from ot_newton.pairs import Counted, Pairs, Passes
 from ot_newton.penalty import Penalty
@@ -94,9 +95,10 @@ class SelfPlan(Counted):
             return self.f - self.a @ self.f
         return self.pairs.eps * self.penalty.weight_gradient(self.phi, self.penalty.mass)
 
+    @full_precision
     def product(self, A: Tensor, rtol: float) -> tuple[Tensor, float]:
         """Hessian of `½ OT(x, x)` in the embedded points applied to A (n, d, k), and the residual it was solved to."""
-        at = move(self.rows, A, A)
+        at = move(self.rows, A, A, None if takes_along(A.shape[1]) else self.Px)
         dphi, residual = self._respond(self.rows.rate * at.first, rtol)
         dr = -self.penalty.tau * self.row_sums[:, None] * dphi
         return gradient_change(self.rows, at, dphi, dphi, dr), residual

@@ -20,13 +20,22 @@ from ot_newton.alternating import alternating, symmetric
 from ot_newton.annealing import Start, annealed
 from ot_newton.cost import Cost, make_cost
 from ot_newton.dual_newton import dual_newton
+from ot_newton.kernels.precision import full_precision
 from ot_newton.labels import Labels
 from ot_newton.pairs import Pairs
 from ot_newton.plan import Plan
 from ot_newton.potentials import Handover, Potentials, Watch
 from ot_newton.status import Status
 from ot_newton.two_level import two_level
-from ot_newton.validate import check_measures, check_positive
+from ot_newton.validate import (
+    check_choice,
+    check_integer,
+    check_measures,
+    check_nonnegative,
+    check_pairs,
+    check_positive,
+    check_ratio,
+)
 
 NEWTON_BELOW = 3e-3
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -75,13 +84,14 @@ def solve(
             added to C; see `labels`.
         precision: of the scores on a GPU in float32: "fp32", or "tf32" and "bf16", faster from about 64 dimensions on
             and good to three digits, for early iterations.
-        backend: "auto", "dense", "blocked" or "triton".
+        backend: "auto", "dense", "blocked" or "triton", which needs float32 on a CUDA device.
 
     Returns:
         A `Plan` with the evidence: `error`, `status`, `n_iter`, `n_passes`.
 
     Raises:
         TypeError, ValueError: for inputs that are not what is said above, before any work.
+        RuntimeError: "triton" is asked for where it cannot run.
 
     Warns:
         ConvergenceWarning: once, where the tolerance was not reached; the message says why and what to try.
@@ -95,20 +105,16 @@ def solve(
     x, y, a, b = (t.detach() for t in (x, y, a, b))
     eps = check_positive(eps, "eps")
     kind = make_cost(cost, check_positive(scale, "scale"))
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
-        raise ValueError(f"max_iter: expected an integer ≥ 1, got {max_iter!r}")
-    if tol is not None and not tol >= 0:
-        raise ValueError(f"tol: expected a number ≥ 0, got {tol!r}")
-    if anneal is not None and not 0 < anneal <= 1:
-        raise ValueError(f"anneal: expected a ratio in (0, 1], got {anneal!r}")
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+    max_iter = check_integer(max_iter, "max_iter")
+    tol = None if tol is None else check_nonnegative(tol, "tol")
+    anneal = None if anneal is None else check_ratio(anneal, "anneal")
+    check_choice(method, "method", METHODS)
+    check_choice(precision, "precision", PRECISIONS)
     classes = Labels.checked(labels, x, y)
     plan = solve_checked(
-        x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend, labels=classes, precision=precision
-    )
+        x, y, a, b, eps, kind, tol, method, max_iter, anneal, init, backend, labels=classes, precision=precision,
+        refuse=True,
+    )  # fmt: skip
     if not plan.converged:
         message = (
             f"marginal error {plan.error:.1e} after {plan.n_passes} passes ({plan.status.value}). {plan.status.advice}"
@@ -117,17 +123,23 @@ def solve(
     return plan
 
 
+@full_precision
 def solve_checked(
     x: Tensor, y: Tensor, a: Tensor, b: Tensor, eps: float, cost: Cost, tol: float | None = None, method: str = "auto",
     max_iter: int = 5000, anneal: float | None = None, init: Initial = None, backend: str = "auto",
-    modes: Tensor | None = None, labels: Labels | None = None, precision: str = "fp32",
+    modes: Tensor | None = None, labels: Labels | None = None, precision: str = "fp32", refuse: bool = False,
 ) -> Plan:  # fmt: skip
-    """`solve` on checked inputs, without the warning; `modes` are slow modes of a neighbouring plan."""
+    """`solve` on checked inputs, without the warning; `modes` are slow modes of a neighbouring plan.
+
+    A cost over eps that overflows raises ValueError where `refuse`, else the plan's status tells of it.
+    """
     tx, ty = cost.embed(x), cost.embed(y)
     for name, points in (("x", tx), ("y", ty)):
         if not bool(torch.isfinite(points).all()):
             raise ValueError(f"{name}: expected points whose cost is finite, got a zero vector or an overflow")
     pairs = Pairs.of(tx, ty, a, b, eps, cost.scale, backend, labels, precision)
+    if refuse:
+        check_pairs(pairs)
     tol = tol if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
@@ -160,16 +172,22 @@ def _initial(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Te
     n, m = pairs.shape
     if init is None:
         return None, torch.zeros_like(pairs.source.norm if swap else pairs.target.norm), None
-    f, g = (init.f, init.g) if isinstance(init, Plan) else init
+    given = (init.f, init.g) if isinstance(init, Plan) else init
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"init: expected a plan or its potentials (f, g), got {type(init).__name__}")
     modes = init.modes if isinstance(init, Plan) else None
-    for name, potential, size in (("f", f, n), ("g", g, m)):
+    like, potentials = pairs.source.norm, []
+    for name, potential, size in (("f", given[0], n), ("g", given[1], m)):
+        if not isinstance(potential, Tensor):
+            raise TypeError(
+                f"init: expected a plan or its potentials (f, g), got {type(potential).__name__} for {name}"
+            )
         if tuple(potential.shape) != (size,):
             raise ValueError(f"init: expected a potential {name} of shape ({size},), got {tuple(potential.shape)}")
-        if not bool(torch.isfinite(potential).all()):
-            raise ValueError(f"init: expected a finite potential {name}")
-    like = pairs.source.norm
-    phi, psi = (t.detach().to(dtype=like.dtype, device=like.device) / pairs.eps for t in (f, g))
-    phi, psi = (psi, phi) if swap else (phi, psi)
+        potentials.append(potential.detach().to(dtype=like.dtype, device=like.device) / pairs.eps)
+        if not bool(torch.isfinite(potentials[-1]).all()):
+            raise ValueError(f"init: expected a finite potential {name}, over eps too")
+    phi, psi = reversed(potentials) if swap else potentials
     return phi, psi, modes if modes is not None and len(modes) == len(psi) else None
 
 

@@ -17,19 +17,29 @@ import torch
 from torch import Tensor
 
 from ot_newton.cost import make_cost
-from ot_newton.envelope import differentiable
+from ot_newton.envelope import loss
+from ot_newton.hessian import joint_product
 from ot_newton.pairs import Pairs
 from ot_newton.penalty import Penalty
 from ot_newton.plan import Plan
 from ot_newton.potentials import Watch
 from ot_newton.relaxed_solver import Penalties, annealed, relaxed
-from ot_newton.sinkhorn import ConvergenceWarning
-from ot_newton.validate import check_measures, check_positive, check_weights
+from ot_newton.sinkhorn import ConvergenceWarning, Initial, _initial
+from ot_newton.validate import (
+    as_real,
+    check_integer,
+    check_measures,
+    check_nonnegative,
+    check_pairs,
+    check_positive,
+    check_weights,
+)
 
 if TYPE_CHECKING:
     from ot_newton.unbalanced_hessian import UnbalancedHessian
 
 Reach = float | tuple[float | None, float | None]
+MASSES = ("a tensor or array of weights", "convert with .double() or .float()")
 HOT = 100.0  # largest s|x|²/eps without annealing
 
 
@@ -113,15 +123,16 @@ def check_reach(reach: Any) -> tuple[float | None, float | None]:
             "reach: expected a number above 0 on one side at least, got None; use `solve` or `ot_loss` for exact "
             "marginals on both sides"
         )
-    first, second = (None if r is None else check_positive(check_positive(r, "reach") ** 2, "reach²") for r in pair)
-    return first, second
+    first, second = (None if r is None else check_positive(r, "reach") for r in pair)
+    rho = [None if r is None else check_positive(r * r, "reach²") for r in (first, second)]
+    return rho[0], rho[1]
 
 
 def check_unbalanced(x: Any, y: Any, a: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both measures of an unbalanced problem: as for a balanced one, but of any mass above 0."""
     x, y, uniform_a, uniform_b = check_measures(x, y, None, None)
-    a = uniform_a if a is None else check_weights(a, len(x), x, "a")
-    b = uniform_b if b is None else check_weights(b, len(y), y, "b")
+    a = uniform_a if a is None else check_weights(as_real(a, "a", *MASSES), len(x), x, "a")
+    b = uniform_b if b is None else check_weights(as_real(b, "b", *MASSES), len(y), y, "b")
     for name, weights in (("a", a), ("b", b)):
         mass = float(weights.detach().sum(dtype=torch.float64))
         if not 0 < mass < float("inf"):
@@ -141,7 +152,7 @@ def solve_unbalanced(
     scale: float = 1.0,
     tol: float | None = None,
     max_iter: int = 5000,
-    init: Plan | None = None,
+    init: Initial = None,
     backend: str = "auto",
 ) -> UnbalancedPlan:
     """Solve `min_P <P, C> + eps KL(P | a⊗b) + ρ₁ KL(P1 | a) + ρ₂ KL(Pᵀ1 | b)`, `ρ = reach²`; never forms P.
@@ -155,7 +166,7 @@ def solve_unbalanced(
         cost, scale: as in `solve`.
         tol: bound of `UnbalancedPlan.error`; by default 1e-6 in float64 and 1e-5 in float32.
         max_iter: sweeps of two passes that may be spent.
-        init: a plan to start from.
+        init: a plan, or its potentials (f, g), to start from.
         backend: "auto", "dense", "blocked" or "triton".
 
     Raises:
@@ -172,22 +183,19 @@ def solve_unbalanced(
     x, y, a, b = (t.detach() for t in check_unbalanced(x, y, a, b))
     eps, rho = check_positive(eps, "eps"), check_reach(reach)
     kind = make_cost(cost, check_positive(scale, "scale"))
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
-        raise ValueError(f"max_iter: expected an integer ≥ 1, got {max_iter!r}")
-    if tol is not None and not tol >= 0:
-        raise ValueError(f"tol: expected a number ≥ 0, got {tol!r}")
-    tol = tol if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
+    max_iter = check_integer(max_iter, "max_iter")
+    tol = check_nonnegative(tol, "tol") if tol is not None else (1e-6 if x.dtype == torch.float64 else 1e-5)
     first, second = Penalty.pair(eps, rho, a, b)
     tx, ty = kind.embed(x), kind.embed(y)
     for name, points in (("x", tx), ("y", ty)):
         if not bool(torch.isfinite(points).all()):
             raise ValueError(f"{name}: expected points whose cost is finite, got a zero vector or an overflow")
-    pairs = Pairs.of(tx, ty, a / first.mass, b / second.mass, eps, kind.scale, backend)
+    pairs = check_pairs(Pairs.of(tx, ty, a / first.mass, b / second.mass, eps, kind.scale, backend))
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
     side, penalties = (pairs.swapped(), (second, first)) if swap else (pairs, (first, second))
     watch = Watch(side, tol, 2 * max_iter)
-    state, status = relaxed(side, penalties, _start(init, side, penalties, watch, swap), watch)
+    state, status = relaxed(side, penalties, _start(init, pairs, side, penalties, watch), watch)
     phi, psi, r, c = state.phi, state.psi, state.r, state.c
     if swap:
         phi, psi, r, c = psi, phi, c, r
@@ -203,13 +211,10 @@ def solve_unbalanced(
     return plan
 
 
-def _start(init: Plan | None, side: Pairs, penalties: Penalties, watch: Watch, swap: bool) -> Tensor:
-    """The potential of the targets of `side` to start from."""
+def _start(init: Initial, pairs: Pairs, side: Pairs, penalties: Penalties, watch: Watch) -> Tensor:
+    """The potential of the targets of `side`, which is `pairs` or swapped, to start from."""
     if init is not None:
-        g = init.f if swap else init.g
-        if tuple(g.shape) != tuple(side.target.norm.shape) or not bool(torch.isfinite(g).all()):
-            raise ValueError(f"init: expected a finite potential of shape {tuple(side.target.norm.shape)}")
-        return (g.detach() / side.eps).to(side.target.norm) + penalties[1].log_mass
+        return _initial(init, pairs, side is not pairs)[1] + penalties[1].log_mass
     if float(max(side.source.norm.max(), side.target.norm.max())) > HOT:
         return annealed(side, penalties, watch)
     return torch.full_like(side.target.norm, penalties[1].log_mass)
@@ -231,15 +236,13 @@ class _Term:
         return tuple(part() if need else None for part, need in zip(parts, needs, strict=True))
 
     def product(self, *directions: Tensor | None) -> tuple[Tensor, ...]:
-        from ot_newton.unbalanced_hessian import joint_product
-
         return joint_product(self.plan, *directions, rtol=self.rtol)
 
 
 def unbalanced_ot_loss(
     x: Any,
     y: Any,
-    eps: float,
+    eps: Any,
     reach: Reach,
     *,
     a: Any = None,
@@ -247,30 +250,28 @@ def unbalanced_ot_loss(
     cost: str = "sqeuclidean",
     scale: float = 1.0,
     hvp_rtol: float | None = None,
+    init: Any = None,
     **options: Any,
 ) -> Tensor:
     """The unbalanced transport value as a tensor of shape () that can be differentiated twice.
 
     Args:
-        x, y: points (n, d) and (m, d); either or both may require gradients, twice.
+        x, y: points (n, d) and (m, d); either or both may require gradients, twice. Batches (B, n, d) and (B, m, d)
+            give B values, (B,), as a loop over B would; `eps`, weights and `init` are then as in `solve_batch`.
         a, b: weights of any mass, once differentiable; there is no constraint, so the gradient has no open constant.
-        reach, eps, cost, scale, options: as in `solve_unbalanced`.
+        reach, eps, cost, scale, init, options: as in `solve_unbalanced`.
         hvp_rtol: relative residual of the response in a double backward; by default 1e-9 (float64) or 1e-5 (float32).
 
     Raises what `solve_unbalanced` raises, and RuntimeError for second derivatives in the weights. Warns
-    `ConvergenceWarning` as `solve_unbalanced` does.
+    `ConvergenceWarning` as `solve_unbalanced` does, and where the response of the potentials was not found in a double
+    backward.
 
     >>> x = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64, requires_grad=True)
     >>> y = torch.tensor([[0.5], [2.0]], dtype=torch.float64)
     >>> bool(unbalanced_ot_loss(x, y, eps=1.0, reach=2.0) < unbalanced_ot_loss(x, y, eps=1.0, reach=4.0))
     True
     """
-    x, y, a, b = check_unbalanced(x, y, a, b)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        plan = solve_unbalanced(x, y, eps, reach, a=a, b=b, cost=cost, scale=scale, **options)
-    for warning in caught:
-        warnings.warn(warning.message, stacklevel=2)
-    term = _Term(plan, None if hvp_rtol is None else check_positive(hvp_rtol, "hvp_rtol"))
-    points = (plan.cost.embed(x), plan.cost.embed(y))
-    return differentiable(term, points, (a, b)).to(x.dtype)
+    return loss(
+        x, y, eps, a, b, check=check_unbalanced, solver=solve_unbalanced, term=_Term,
+        cost=cost, scale=scale, hvp_rtol=hvp_rtol, init=init, reach=reach, **options,
+    )  # fmt: skip

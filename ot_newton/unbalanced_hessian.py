@@ -10,28 +10,16 @@ exact eigenvector, since `P1 = r` and `Pᵀ1 = c`: with `Σρ = Σκ` they answe
 `damping = (1 + τ₁)(1 + τ₂) - 1`. The rest is found by block Krylov.
 """
 
-import warnings
-
 import torch
 from torch import Tensor
 
-from ot_newton.hessian import DEFAULT_RTOL, PlanHessian
-from ot_newton.moves import Rows, gradient_change, move
+from ot_newton.hessian import PlanHessian, sides
 from ot_newton.pairs import Passes
 from ot_newton.relaxed_solver import damping_of, held
 from ot_newton.response import Response, respond_schur
 from ot_newton.schur import SchurSpace, inverse
-from ot_newton.sinkhorn import ConvergenceWarning
 from ot_newton.status import Status
 from ot_newton.unbalanced import UnbalancedPlan
-
-Sides = tuple[Rows, Rows]
-
-
-def sides(plan: UnbalancedPlan) -> Sides:
-    """The plan seen from its sources and from its targets."""
-    pairs, phi, psi = plan.pairs, plan.phi, plan.psi
-    return Rows(pairs, phi, psi, plan.row_sums), Rows(pairs.swapped(), psi, phi, plan.col_sums)
 
 
 def respond_relaxed(
@@ -87,32 +75,14 @@ class UnbalancedHessian(PlanHessian):
         )
         return self.last_response
 
+    def _marginal_change(self, answer: Response) -> tuple[Tensor, Tensor]:
+        plan, (first, second) = self.plan, self.plan.penalties
+        dr = -first.tau * plan.row_sums[:, None] * answer.dphi
+        return dr, -second.tau * plan.col_sums[:, None] * answer.dpsi
+
     def _embedded(self, A: Tensor) -> Tensor:
         frozen = super()._embedded(A)  # at fixed marginals, but with the response of free ones
         assert self.last_response is not None
-        plan = self.plan
-        dr = -plan.penalties[0].tau * plan.row_sums[:, None] * self.last_response.dphi
-        return frozen + 2 * plan.pairs.scale * plan.pairs.source.points[:, :, None] * dr[:, None]
-
-
-def joint_product(
-    plan: UnbalancedPlan, A: Tensor | None, B: Tensor | None, *, rtol: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """`(H_x(A, B), H_y(A, B))` for a direction A (n, d) of the embedded x and B (m, d) of y; None is 0."""
-    rows, columns = sides(plan)
-    x, y = plan.pairs.source.points, plan.pairs.target.points
-    A = torch.zeros_like(x)[:, :, None] if A is None else A[:, :, None]
-    B = torch.zeros_like(y)[:, :, None] if B is None else B[:, :, None]
-    of_x, of_y = move(rows, A, B), move(columns, B, A)
-    rtol = DEFAULT_RTOL[x.dtype] if rtol is None else rtol
-    answer = respond_relaxed(plan, rows.rate * of_x.first, rows.rate * of_y.first, rtol=rtol)
-    if answer.status in (Status.MAX_ITER, Status.NONFINITE):
-        worst = float(answer.residual.max())
-        message = f"response of the potentials: relative residual {worst:.1e} ({answer.status.value})"
-        warnings.warn(f"{message}. {answer.status.advice}", ConvergenceWarning, stacklevel=2)
-    first, second = plan.penalties
-    dr = -first.tau * plan.row_sums[:, None] * answer.dphi
-    dc = -second.tau * plan.col_sums[:, None] * answer.dpsi
-    Hx = gradient_change(rows, of_x, answer.dphi, answer.dpsi, dr)
-    Hy = gradient_change(columns, of_y, answer.dpsi, answer.dphi, dc)
-    return Hx[:, :, 0], Hy[:, :, 0]
+        dr, _ = self._marginal_change(self.last_response)
+        pairs = self.plan.pairs
+        return frozen + 2 * pairs.scale * pairs.source.points[:, :, None] * dr[:, None]

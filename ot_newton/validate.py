@@ -5,11 +5,15 @@ bfloat16 are storage, computed with and answered in float32; integers and everyt
 and weights follow the points. Strides and memory order never matter.
 """
 
+from collections.abc import Callable, Collection
+from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ot_newton.pairs import Pairs
 
 MASS_TOLERANCE = 1e-4
 POINTS = ("a tensor or array of points (n, d)", "convert with .double() or .float()")
@@ -52,7 +56,7 @@ def check_points(points: Any, name: str) -> Tensor:
     """
     points = as_real(points, name, *POINTS)
     if points.ndim != 2 or 0 in points.shape:
-        hint = {1: "; points on a line are x[:, None]", 3: "; solve_batch and ot_loss take batches"}.get(
+        hint = {1: "; points on a line are x[:, None]", 3: "; solve_batch and the losses take batches"}.get(
             points.ndim, ""
         )
         raise ValueError(f"{name}: expected shape (n, d) with n, d ≥ 1, got {tuple(points.shape)}{hint}")
@@ -115,8 +119,10 @@ def _normalised(weights: Tensor, total: float) -> Tensor:
     return weights if abs(total - 1) <= 2 * torch.finfo(weights.dtype).eps else weights / total
 
 
-def check_batch(x: Any, y: Any, a: Any, b: Any, eps: Any) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
-    """The problems of a batch, one tuple (x, y, a, b, eps) an item, each checked as `check_measures` does.
+def check_batch(
+    x: Any, y: Any, a: Any, b: Any, eps: Any, *, check: Callable[..., tuple[Tensor, ...]] = check_measures
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
+    """The problems of a batch, one tuple (x, y, a, b, eps) an item, the measures of each checked by `check`.
 
     x is (B, n, d) and y (B, m, d); weights (n,) and a single eps are shared by all items. A message names its item.
     """
@@ -130,9 +136,9 @@ def check_batch(x: Any, y: Any, a: Any, b: Any, eps: Any) -> list[tuple[Tensor, 
     columns = [x.unbind(), y.unbind(), *(_shared(w, size, name) for w, name in ((a, "a"), (b, "b")))]
     temperatures = _temperatures(eps, size)
     items = []
-    for k, (xk, yk, ak, bk) in enumerate(zip(*columns, strict=True)):
+    for k, measures in enumerate(zip(*columns, strict=True)):
         try:
-            items.append((*check_measures(xk, yk, ak, bk), temperatures[k]))
+            items.append((*check(*measures), temperatures[k]))
         except (TypeError, ValueError) as error:
             raise type(error)(f"item {k}: {error}") from error
     return items
@@ -157,16 +163,79 @@ def _temperatures(eps: Any, size: int) -> list[float]:
     return [check_positive(value, f"eps[{k}]") for k, value in enumerate(eps)]
 
 
+def check_pairs(pairs: Pairs) -> Pairs:
+    """The pairs themselves, where every cost over eps is within the range of the dtype. Raises ValueError."""
+    for name, side in (("x", pairs.source), ("y", pairs.target)):
+        # |x - y|² ≤ 4 max |x|², and the query holds what no norm shows: 1/eps, and the cost of labels
+        if not bool(torch.isfinite(4 * side.norm).all() & torch.isfinite(side.query).all()):
+            raise ValueError(
+                f"{name}: expected points whose cost over eps is finite, got an overflow; rescale or raise eps"
+            )
+    return pairs
+
+
 def check_positive(value: Any, name: str) -> float:
     """A finite number above 0 as a float. Raises TypeError or ValueError."""
-    if isinstance(value, (bool, str)):
-        raise TypeError(f"{name}: expected a number above 0, got {value!r}")
-    if isinstance(value, Tensor) and value.requires_grad:
-        raise TypeError(f"{name}: expected a number, got a tensor that requires gradients; pass {name}.detach()")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: expected a number above 0, got {type(value).__name__}") from error
+    number = _number(value, name, "a number above 0")
     if not 0 < number < float("inf"):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     return number
+
+
+def check_nonnegative(value: Any, name: str) -> float:
+    """A finite number ≥ 0 as a float. Raises TypeError or ValueError."""
+    number = _number(value, name, "a number ≥ 0")
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{name}: expected a finite number ≥ 0, got {value!r}")
+    return number
+
+
+def check_ratio(value: Any, name: str) -> float:
+    """A number in (0, 1] as a float. Raises TypeError or ValueError."""
+    number = _number(value, name, "a ratio in (0, 1]")
+    if not 0 < number <= 1:
+        raise ValueError(f"{name}: expected a ratio in (0, 1], got {value!r}")
+    return number
+
+
+def check_integer(value: Any, name: str, least: int = 1) -> int:
+    """An integer ≥ `least`, of Python, numpy or torch, as an int. Raises ValueError."""
+    if not is_integer(value) or index(value) < least:
+        raise ValueError(f"{name}: expected an integer ≥ {least}, got {value!r}")
+    return index(value)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether it is an integer of Python, numpy or torch; True and False are none."""
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return not _is_bool(value)
+
+
+def check_choice(value: Any, name: str, choices: Collection[str]) -> str:
+    """One of some names. Raises ValueError, whatever else it is."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _number(value: Any, name: str, what: str) -> float:
+    """A number of any kind as a float; what only looks like one is refused."""
+    if isinstance(value, (str, bytes)) or _is_bool(value):
+        raise TypeError(f"{name}: expected {what}, got {value!r}")
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError(f"{name}: expected a number, got a tensor that requires gradients; pass {name}.detach()")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(
+            f"{name}: expected {what} that float64 can hold, got a larger {type(value).__name__}"
+        ) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected {what}, got {type(value).__name__}") from error
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, (bool, np.bool_)) or getattr(value, "dtype", None) in (torch.bool, np.dtype(bool))

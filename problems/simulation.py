@@ -104,3 +104,14 @@ def simulate(
     return RegressionData(
         X, Y, W, shift, X_test, image(X_test), noise, split, None if split == "unpaired" else order.to(cells.device)
     )
+
+
+def least_squares_on_pairs(data: RegressionData) -> Tensor | None:
+    """`argmin_W |X W + b* - Y|` (p, q) with every row of Y back at its row of X, or None where the data are unpaired.
+
+    What could be had if the correspondence were known: the measure for what losing it costs.
+    """
+    if data.order is None:
+        return None
+    X, Y = data.X[data.order].double(), (data.Y - data.intercept_star).double()
+    return torch.linalg.lstsq(X, Y).solution.to(data.X)

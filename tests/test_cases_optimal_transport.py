@@ -10,7 +10,7 @@ ot_newton/test_sinkhorn.py
     weights of zero                            test_zero_weights_are_as_absent
     clouds without a diameter                  test_no_spread_at_all
     a divergence below zero                    test_divergence_from_itself_and_a_neighbour
-    tolerance infinite                         test_tolerance_infinite_stops_at_once
+    tolerance above every error                test_a_tolerance_above_every_error_stops_at_once
     tolerance zero, budgets counted wrongly    test_the_budget_is_kept
     "converged" that is not                    test_converged_can_be_recomputed
     silence when the budget runs out           test_not_converged_warns_once_and_says_so

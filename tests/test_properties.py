@@ -5,7 +5,7 @@ rounding of the exponents: with exponents of size L every entry of a plan is kno
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from referee import Referee
 from torch import Tensor
 
-from ot_newton import ConvergenceWarning, Plan, solve
+from ot_newton import ConvergenceWarning, Plan, solve, solve_divergence, solve_unbalanced
+from ot_newton.unbalanced import UnbalancedPlan
 
 settings.register_profile(
     "repeatable",
@@ -213,3 +214,67 @@ def test_value_lies_between_its_bounds(p):
     assert float(plan.dual_value()) <= float(plan.value()) + 10 * p.digits * unit
     assert float(plan.value()) <= float(plan.a @ C @ plan.b) + 10 * p.digits * unit
     assert float(plan.value()) >= -10 * p.digits * unit
+
+
+REACHES = [0.5, (None, 2.0), (3.0, 1.0)]  # in units of the size of the clouds
+exact_with_reach = given(p=problems(dtypes=(torch.float64,)), reach=st.sampled_from(REACHES))
+
+
+def relaxed(p: Problem, reach, x=None, y=None, **change) -> UnbalancedPlan:
+    """The unbalanced plan for masses 3 and 0.5; `reach` in units of the size."""
+    scaled = tuple(None if r is None else p.size * r for r in (reach if isinstance(reach, tuple) else (reach, reach)))
+    options = {"a": 3 * p.a, "b": 0.5 * p.b, "eps": p.eps, "reach": scaled, "tol": 1e-12} | change
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # rounding may end it before
+        return solve_unbalanced(p.x if x is None else x, p.y if y is None else y, backend=p.backend, **options)
+
+
+@FEW
+@exact_with_reach
+def test_unbalanced_marginals_from_the_returned_potentials(p, reach):
+    plan = relaxed(p, reach)
+    C = torch.cdist(plan.x, plan.y, compute_mode="donot_use_mm_for_euclid_dist").square()
+    P = plan.a[:, None] * plan.b * torch.exp((plan.f[:, None] + plan.g - C) / p.eps)
+    sides = (P.sum(1), plan.a, plan.f, plan.rho[0]), (P.sum(0), plan.b, plan.g, plan.rho[1])
+    missed = P.new_zeros(())
+    for marginal, weights, potential, rho in sides:
+        missed = missed + (marginal - (weights if rho is None else weights * torch.exp(-potential / rho))).abs().sum()
+    assert abs(float(missed / P.sum()) - plan.error) <= p.digits + 1e-3 * plan.error
+    assert p.same(plan.row_sums, P.sum(1), 1.0)
+    assert p.same(plan.col_sums, P.sum(0), 1.0)
+    assert plan.converged or plan.status.advice
+
+
+@FEW
+@exact_with_reach
+def test_unbalanced_exchange_scale_and_absence(p, reach):
+    plan, unit = relaxed(p, reach), p.size**2 * (1 + p.ratio)
+    other = relaxed(p, reach if isinstance(reach, float) else reach[::-1], p.y, p.x, a=0.5 * p.b, b=3 * p.a)
+    assert p.same(other.value(), plan.value(), unit, 10)
+    assert p.same(other.grad_y(), plan.grad(), p.size, 10)
+    scaled = relaxed(replace(p, x=4 * p.x, y=4 * p.y, size=4 * p.size), reach)
+    assert p.same(scaled.value() / 16, plan.value(), unit, 10)
+    assert p.same(scaled.grad() / 4, plan.grad(), p.size, 10)
+    more = relaxed(p, reach, torch.cat([p.x, p.x[:1] + p.size]), a=torch.cat([3 * p.a, p.a.new_zeros(1)]))
+    assert p.same(more.value(), plan.value(), unit, 10)
+    assert p.same(more.grad()[:-1], plan.grad(), p.size, 10)
+
+
+@FEW
+@given(p=problems(dtypes=(torch.float64,)), reach=st.sampled_from([None, 0.5, 3.0]))
+def test_the_divergence_is_symmetric_and_zero_on_the_diagonal(p, reach):
+    reach = None if reach is None else reach * p.size
+
+    def between(x, y, a, b):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return solve_divergence(x, y, p.eps, a=a, b=b, reach=reach, tol=1e-12, backend=p.backend)
+
+    unit, order = p.size**2 * (1 + p.ratio), torch.randperm(len(p.x), generator=torch.Generator().manual_seed(0))
+    there, back = between(p.x, p.y, p.a, p.b), between(p.y, p.x, p.b, p.a)
+    assert p.same(there.value(), back.value(), unit, 10)
+    assert p.same(there.grad(), back.grad_y(), p.size, 10)
+    assert float(there.value()) >= -10 * p.digits * unit
+    own = between(p.x, p.x[order], p.a, p.a[order])
+    assert p.same(own.value(), torch.zeros(()), unit, 10)
+    assert p.same(own.grad(), torch.zeros(()), p.size, 10)

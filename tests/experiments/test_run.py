@@ -1,8 +1,12 @@
 """The runner: what is finished stays finished, what is damaged is named, what cannot be written is said."""
 
 import errno
+import gc
 import json
 import os
+import random
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ot_newton.experiments import files
+from ot_newton.experiments import files, run
 from ot_newton.experiments.environment import describe_environment
 from ot_newton.experiments.errors import InputError, OutputError
 from ot_newton.experiments.files import load_table, write
@@ -91,6 +95,53 @@ def test_interruption_loses_only_the_case_in_progress(tmp_path: Path, failure: B
     pd.testing.assert_frame_equal(results.summary, whole.summary)
 
 
+class Lines:
+    """Counts the lines executed in the runner, the writer and the case, and interrupts at one of them."""
+
+    def __init__(self, at: int = -1):
+        self.at, self.count = at, 0
+
+    def trace(self, frame, event, argument):
+        if frame.f_code.co_filename not in (run.__file__, files.__file__, __file__):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count - 1 == self.at:
+                raise KeyboardInterrupt
+        return self.trace
+
+    @contextmanager
+    def running(self):
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # interrupted between open and with
+def test_interrupted_at_any_line_it_loses_at_most_the_case_in_progress(tmp_path: Path):
+    work, lines = Work(Squares(out=tmp_path / "whole")), Lines()
+    with lines.running():
+        whole = work.run()
+    moments = random.Random(0).sample(range(lines.count), 40)
+    for moment in [0, *moments, lines.count - 1]:
+        config = Squares(out=tmp_path / str(moment))
+        first = Work(config)
+        with pytest.raises(KeyboardInterrupt), Lines(moment).running():
+            first.run()
+        kept = {path.stem for path in (config.folder() / "cases").glob("*.json")}
+        assert len(kept) >= len(first.computed) - 1
+        rest = Work(config)
+        results = rest.run()
+        assert {f"case{k}" for k in rest.computed} == {"case0", "case1", "case2"} - kept
+        pd.testing.assert_frame_equal(results.table, whole.table)
+        for name in ("table.csv", "summary.csv", "points/case2.npy"):
+            assert (config.folder() / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    gc.collect()
+
+
 def test_other_settings_are_refused_and_named(tmp_path: Path):
     Work(Squares(out=tmp_path)).run()
     with pytest.raises(InputError, match=r"scale: 0\.1 → 0\.2.*give another --out"):
@@ -108,6 +159,34 @@ def test_damaged_case_is_refused_by_name(tmp_path: Path, content: str):
     again = Work(Squares(out=tmp_path))
     again.run()
     assert again.computed == [1]
+
+
+@pytest.mark.parametrize("name", ["config.json", "cases/case1.json", "points/case1.npy"])
+def test_a_file_that_is_cut_or_overwritten_is_refused_by_name(tmp_path: Path, name: str):
+    Work(Squares(out=tmp_path)).run()
+    path = tmp_path / name
+    good = path.read_bytes()
+    cut = [good[:size] for size in range(0, len(good) - 2, 5)]
+    for data in (*cut, random.Random(0).randbytes(len(good)), b"\xff" * 10, b"\0" * len(good)):
+        path.write_bytes(data)
+        work = Work(Squares(out=tmp_path))
+        with pytest.raises(InputError, match=path.name) as caught:
+            work.run()
+        assert "\n" not in str(caught.value)
+        assert work.computed == []
+        assert path.read_bytes() == data
+
+
+def test_tables_that_are_damaged_are_made_again_from_the_cases(tmp_path: Path):
+    Work(Squares(out=tmp_path)).run()
+    for name in ("table.csv", "summary.csv"):
+        good = (tmp_path / name).read_bytes()
+        for data in (b"", good[: len(good) // 2], random.Random(0).randbytes(100)):
+            (tmp_path / name).write_bytes(data)
+            again = Work(Squares(out=tmp_path))
+            again.run()
+            assert again.computed == []
+            assert (tmp_path / name).read_bytes() == good
 
 
 @pytest.mark.parametrize(
@@ -149,6 +228,26 @@ def test_full_disk_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Monke
     rest = Work(config)
     rest.run()
     assert rest.computed == [1, 2]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+def test_a_folder_that_turns_read_only_keeps_what_is_there(tmp_path: Path, monkeypatch, number: int):
+    config = Squares(out=tmp_path)
+
+    def refuse(path, mode="r"):
+        if (tmp_path / "cases/case1.json").exists():
+            raise OSError(number, os.strerror(number), str(path))
+        return open(path, mode)
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    with pytest.raises(OutputError, match=rf"^cannot write .* \({os.strerror(number)}\); make room") as caught:
+        Work(config).run()
+    monkeypatch.undo()
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in (tmp_path / "cases").iterdir()) == ["case0.json", "case1.json"]
+    rest = Work(config)
+    rest.run()
+    assert rest.computed == [2]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):

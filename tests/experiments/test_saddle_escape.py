@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ot_newton.experiments import saddle_escape
+from ot_newton.experiments import escape_runs, saddle_escape
 from ot_newton.experiments.cli import main
 from ot_newton.experiments.escape_figure import NUMERIC, TEXT
 from ot_newton.experiments.files import load_table
@@ -17,7 +17,11 @@ from ot_newton.experiments.run import Outcome
 from ot_newton.experiments.saddle_escape import Config, compare
 
 PNG = b"\x89PNG\r\n\x1a\n"
-SMALL = ["saddle-escape", "--n", "80", "--starts", "2", "--adam-steps", "25", "--eps", "0.5", "--look-every", "5"]
+SMALL = [
+    "saddle-escape", "--n", "80", "--starts", "2", "--adam-steps", "25", "--eps", "0.5",
+    "--methods", "adam-newton", "adam", "--beside", "trust-ncg", "saddle-free",
+    "--polish-starts", "1", "--polish-cells", "40",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +33,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def summary(folder: Path) -> pd.DataFrame:
-    numeric = ["loss", "grad_norm", "lambda_min", "start_lambda_min", "loss_above_best", "seconds", "n_passes"]
-    return load_table(folder / "summary.csv", numeric=numeric, text=["run", "method", "status", "best_basin"])
+    numeric = [
+        "loss", "grad_norm", "lambda_min", "lambda_lower", "lambda_upper", "start_lambda_min", "loss_above_best",
+        "rel_W_pairs", "seconds", "newton_seconds", "n_passes", "steps", "newton_steps",
+    ]  # fmt: skip
+    return load_table(folder / "summary.csv", numeric=numeric, text=["run", "start", "method", "status", "best_basin"])
 
 
 def test_files_of_a_run(folder: Path):
     assert {path.name for path in folder.iterdir()} == {
-        "cases", "config.json", "environment.json", "figure.png", "points", "summary.csv", "table.csv",
+        "cases", "config.json", "environment.json", "figure.png", "methods.png", "points", "summary.csv", "table.csv",
     }  # fmt: skip
-    assert (folder / "figure.png").read_bytes().startswith(PNG)
+    for name in ("figure.png", "methods.png"):
+        assert (folder / name).read_bytes().startswith(PNG)
     assert json.loads((folder / "config.json").read_text())["n"] == 80
 
 
 def test_summary_holds_the_evidence(folder: Path, summary: pd.DataFrame):
-    assert len(summary) == 5
+    assert summary["method"].value_counts().to_dict() == {
+        "adam-newton": 2, "adam": 2, "trust-ncg": 1, "saddle-free": 1, "monge-newton": 1, "polish": 1,
+    }  # fmt: skip
     assert np.min(summary["loss_above_best"]) == 0
-    random = summary[summary["method"] != "monge-newton"]
+    random = summary[summary["start"].isin(["0", "1"])]
     assert np.all(random["start_lambda_min"] < 0)
     switched = summary[summary["method"] != "adam"]
     assert np.all(switched["status"] == "converged")
     assert np.all(switched["grad_norm"] < 1e-6)
-    assert np.all(switched["lambda_min"] > 0)
+    assert np.all(switched["lambda_lower"] > 0)
+    assert np.all(switched["lambda_lower"] <= switched["lambda_min"])
+    assert np.all(switched["lambda_min"] <= switched["lambda_upper"])
+    assert np.all(summary["rel_W_pairs"] < 0.2)
+    newton = summary[summary["method"].isin(["trust-ncg", "saddle-free"])]
+    assert np.all(newton["newton_steps"] == newton["steps"])
+    assert np.all(summary["newton_seconds"] <= summary["seconds"])
     assert np.all(summary[summary["method"] == "adam"]["status"] == "max_iter")
 
 
@@ -82,17 +98,18 @@ def test_table_follows_every_run(folder: Path, summary: pd.DataFrame):
 
 def test_second_run_computes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
-    monkeypatch.setattr(saddle_escape, "minimize", None)
+    monkeypatch.setattr(escape_runs, "minimize", None)
     assert main([*SMALL, "--out", str(folder)]) == 0
-    assert "all 5 cases are finished" in capsys.readouterr().out
+    assert "all 8 cases are finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")} == before
 
 
 def test_figure_is_drawn_from_the_table_alone(folder: Path, tmp_path: Path):
     (tmp_path / "table.csv").write_bytes((folder / "table.csv").read_bytes())
     assert main(["saddle-escape", "--redraw", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "figure.png").read_bytes() == (folder / "figure.png").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "figure.png"}
+    for name in ("figure.png", "methods.png"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "figure.png", "methods.png"}
 
 
 def test_redraw_refuses_a_damaged_table(folder: Path, tmp_path: Path, capsys):
@@ -104,7 +121,7 @@ def test_redraw_refuses_a_damaged_table(folder: Path, tmp_path: Path, capsys):
 
 
 def test_unconverged_runs_are_printed_as_such(tmp_path: Path, capsys):
-    options = ["--steps", "3", "--methods", "adam-newton", "--starts", "1", "--no-monge"]
+    options = ["--steps", "3", "--starts", "1", "--no-monge", "--no-polish", "--beside-starts", "0"]
     assert main(["saddle-escape", "--n", "60", *options, "--out", str(tmp_path)]) == 0
     assert "not converged: eps0.25-start0-adam-newton: The iteration limit was reached" in capsys.readouterr().out
 
@@ -132,3 +149,25 @@ def test_presets_are_complete():
         assert preset.folder() == Path(f"runs/saddle-escape-{name}")
     assert saddle_escape.PRESETS["laptop"] == Config()
     assert dataclasses.replace(Config(), out=Path("elsewhere")).settings() == Config().settings()
+
+
+def test_matched_noise_has_half_the_temperature_as_variance():
+    config = Config(n=50, eps=(0.1, 0.5), matched_noise=True)
+    assert [config.data_at(eps).noise ** 2 for eps in config.eps] == pytest.approx([0.05, 0.25])
+    assert config.data_at(0.1) is config.data_at(0.1)
+    assert Config(n=50).data_at(0.1).noise == 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"starts": -1}, "expected starts, beside_starts"),
+        ({"polish_cells": 1}, "expected polish_cells ≥ 2, got 1"),
+        ({"starts": 0, "monge": False, "polish": False}, "nothing to run"),
+        ({"eps": ()}, "expected eps > 0"),
+        ({"steps": 0}, "expected steps"),
+    ],
+)
+def test_settings_that_make_no_run_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**options)

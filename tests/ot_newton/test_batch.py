@@ -1,5 +1,6 @@
 import doctest
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,14 +10,23 @@ from referee import pts, relative, wts
 import ot_newton.batch
 from ot_newton.autograd import ot_loss
 from ot_newton.batch import PlanBatch, solve_batch
+from ot_newton.divergence import sinkhorn_divergence
 from ot_newton.sinkhorn import ConvergenceWarning, solve
 from ot_newton.status import Status
+from ot_newton.unbalanced import solve_unbalanced, unbalanced_ot_loss
 
 SIZE, N, M, EPS = 3, 7, 5, 0.8
 X = torch.stack([pts(N, 2, k) for k in range(SIZE)])
 Y = torch.stack([pts(M, 2, k + 0.5) for k in range(SIZE)])
 A, B = torch.stack([wts(N, k) for k in range(SIZE)]), wts(M, 2)
 EXACT = {"tol": 1e-13}
+LOSSES = {
+    "balanced": ot_loss,
+    "unbalanced": partial(unbalanced_ot_loss, reach=1.5),
+    "semi-unbalanced": partial(unbalanced_ot_loss, reach=(None, 1.5)),
+    "divergence": sinkhorn_divergence,
+    "unbalanced divergence": partial(sinkhorn_divergence, reach=1.5),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -73,7 +83,9 @@ def test_a_hard_item_is_named_and_changes_no_other():
 
 
 @pytest.mark.parametrize("cost", ["sqeuclidean", "cosine"])
-def test_the_loss_of_a_batch_has_two_derivatives_an_item(cost):
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_of_a_batch_has_two_derivatives_an_item(kind, cost):
+    ot_loss = LOSSES[kind]
     x, y, a = X.clone().requires_grad_(), Y.clone().requires_grad_(), A.clone().requires_grad_()
     loss = ot_loss(x, y, EPS, a=a, b=B, cost=cost, **EXACT)
     upstream, U, V = (
@@ -154,6 +166,67 @@ def test_bad_batches(call, change, error, message):
     arguments = {"x": X, "y": Y, "eps": EPS, "a": A, "b": B} | change
     with pytest.raises(error, match=message):
         call(**arguments)
+
+
+UNBALANCED = [kind for kind in LOSSES if "unbalanced" in kind]
+
+
+@pytest.mark.parametrize("kind", UNBALANCED)
+def test_masses_and_temperatures_of_their_own(kind):
+    loss, temperatures = LOSSES[kind], [0.8, 2.0, 0.5]
+    a, b = A * torch.tensor([[2.0], [1], [0.5]]), 3 * B
+    values = loss(X, Y, temperatures, a=a, b=b)
+    assert values.shape == (SIZE,)
+    for k, eps in enumerate(temperatures):
+        assert torch.equal(values[k], loss(X[k], Y[k], eps, a=a[k], b=b))
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_shared_weight_gets_the_sum_of_its_gradients(kind):
+    b = B.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(LOSSES[kind](X, Y, EPS, b=b, **EXACT).sum(), b)
+    alone = [torch.autograd.grad(LOSSES[kind](X[k], Y[k], EPS, b=b, **EXACT), b)[0] for k in range(SIZE)]
+    assert relative(grad, sum(alone)) < 1e-14
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_names_the_items_that_did_not_converge(kind):
+    with pytest.warns(ConvergenceWarning, match=r"1 of 3 items \(1\) did not converge; .*pass_limit") as caught:
+        values = LOSSES[kind](X, Y, [50.0, 0.01, 50.0], max_iter=8)
+    assert (len(caught), caught[0].filename) == (1, __file__)
+    assert torch.equal(values[[0, 2]], LOSSES[kind](X[[0, 2]], Y[[0, 2]], 50.0, max_iter=8))
+
+
+def test_a_start_an_item():
+    near = solve_unbalanced(X[1], Y[1], EPS, 1.5, tol=1e-12)
+    cold = LOSSES["unbalanced"](X, Y, EPS)
+    for start in (near, (near.f, near.g)):
+        assert relative(LOSSES["unbalanced"](X, Y, EPS, init=[None, start, None]), cold) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": X[0]}, ValueError, r"expected shapes \(B, n, d\) and \(B, m, d\) with B ≥ 1, got \(7, 2\)"),
+        ({"x": X[:2]}, ValueError, r"got \(2, 7, 2\) and \(3, 5, 2\)"),
+        ({"x": X[..., None]}, ValueError, r"got \(3, 7, 2, 1\)"),
+        ({"x": X[..., :1]}, ValueError, r"item 0: x and y: expected points of one dimension d"),
+        ({"x": X.int()}, TypeError, r"x: expected floating-point numbers, got torch.int32"),
+        ({"x": X.index_fill(0, torch.tensor(2), float("nan"))}, ValueError, r"item 2: x: expected finite coordinates"),
+        ({"a": A[:2]}, ValueError, r"a: expected shape \(n,\) or \(3, n\), got \(2, 7\)"),
+        ({"a": A * torch.tensor([[1.0], [1], [-2]])}, ValueError, r"item 2: a: expected finite weights ≥ 0"),
+        ({"b": wts(4)}, ValueError, r"item 0: b: expected shape \(5,\)"),
+        ({"eps": [0.5, 0.5]}, ValueError, r"eps: expected one number or 3, one an item, got 2"),
+        ({"eps": [0.5, 0.0, 1.0]}, ValueError, r"eps\[1\]: expected a finite number above 0"),
+        ({"init": [None]}, ValueError, r"init: expected 3 plans or pairs \(f, g\), one an item"),
+        ({"hvp_rtol": 0.0}, ValueError, r"hvp_rtol: expected a finite number above 0"),
+        ({"cost": "l1"}, ValueError, r"cost: expected one of"),
+    ],
+)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_bad_batches_for_a_loss(kind, change, error, message):
+    with pytest.raises(error, match=message):
+        LOSSES[kind](**({"x": X, "y": Y, "eps": EPS, "a": A, "b": B} | change))
 
 
 def test_temperatures_of_all_kinds():

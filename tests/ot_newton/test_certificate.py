@@ -1,6 +1,8 @@
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from ot_newton.certificate import Verdict, smallest_eigenvalue, spectrum
@@ -101,9 +103,20 @@ def test_spectrum_is_that_of_the_symmetric_part():
     assert vectors.dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, scipy.sparse.csr_array])
+def test_matrices_of_all_kinds(kind):
+    c = smallest_eigenvalue(kind(np.diag([2.0, -0.5, 1.0])))
+    assert c.lambda_min == pytest.approx(-0.5)
+    assert c.verdict is Verdict.NEGATIVE
+    assert c.vector.abs().tolist() == pytest.approx([0.0, 1.0, 0.0])
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="square"):
         smallest_eigenvalue(MatrixOperator(torch.zeros(2, 3)))
+    for what in ([[1.0]], None, "H", 2.0):
+        with pytest.raises(TypeError, match="expected a LinearOperator, a matrix or a scipy operator, got"):
+            smallest_eigenvalue(what)
     wrong: list[dict[str, Any]] = [{"rtol": 0.0}, {"confidence": 1.0}, {"error": -1.0}, {"maxiter": 1}]
     for arguments in wrong:
         with pytest.raises(ValueError, match="expected 0 < rtol < 1"):

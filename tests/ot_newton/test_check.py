@@ -94,6 +94,12 @@ def test_a_temperature_that_does_not_fit(dtype):
         assert "Digits are lost" not in headlines(check(x, y, eps=2 * fitting))
 
 
+def test_a_temperature_below_all_numbers():
+    report = check(cloud(50), cloud(50, seed=1), eps=1e-320)
+    assert headlines(report)[:2] == ["eps is far below the cost", "Digits are lost"]
+    assert not any(word in str(report.advice) for word in ("nan", "least inf"))
+
+
 def test_clouds_far_from_the_origin_and_unlike():
     x, y = cloud(50), cloud(50, seed=1)
     far = check((x + 1e4).float(), (y + 1e4).float(), eps=0.5)
@@ -160,6 +166,16 @@ def test_nothing_is_changed():
         ({"scale": -1.0}, ValueError, "scale: expected a finite number above 0"),
         ({"cost": "l1"}, ValueError, "cost: expected one of sqeuclidean, cosine"),
         ({"a": np.ones(5)}, ValueError, "total mass 1 each, got 5 and 1"),
+        (
+            {"x": 1e200 * pts(5, 2)},
+            ValueError,
+            r"expected points whose cost is finite in torch.float64, got an overflow",
+        ),
+        (
+            {"x": 1e25 * pts(5, 2).float(), "y": pts(4, 2, 1).float()},
+            ValueError,
+            r"expected points whose cost is finite in torch.float32, got an overflow; rescale",
+        ),
         ({"x": torch.zeros(5, 2).double(), "cost": "cosine"}, ValueError, "x: expected points whose cost is finite"),
     ],
 )

@@ -28,6 +28,11 @@ def test_derivatives_of_the_embedding(cost):
 def test_bad_costs():
     with pytest.raises(ValueError, match="cost: expected one of sqeuclidean, cosine, got 'euclidean'"):
         make_cost("euclidean", 1.0)
+    for name in (["cosine"], None, {}, 3):
+        with pytest.raises(ValueError, match="cost: expected one of sqeuclidean, cosine, got"):
+            make_cost(name, 1.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="scale: expected a number above 0, got '1'"):
+        make_cost("cosine", "1")  # pyright: ignore[reportArgumentType]
     for scale in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="scale: expected a finite number above 0"):
             make_cost("cosine", scale)

@@ -115,3 +115,11 @@ def test_the_hard_case_leaves_a_stable_manifold_at_once(hard_case):
     moved, _ = method.step(problem, w, method.init(problem, w))
     assert (float(moved[1]) != 0) == hard_case
     assert minimize(problem, method=method).success
+
+
+@pytest.mark.parametrize("value", ["yes", None, 2, 0.5])
+def test_bad_hyperparameters(value):
+    with pytest.raises(ValueError, match="expected hard_case as True or False, got"):
+        Cubic(hard_case=value)
+    with pytest.raises(ValueError, match="expected radius > 0"):
+        Cubic(radius=-1.0)

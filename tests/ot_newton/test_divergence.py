@@ -134,6 +134,27 @@ def test_zero_at_itself_and_never_negative(dtype, reach, eps):
     assert slope.abs().max() < (1e-5 if dtype == torch.float64 else 1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::ot_newton.sinkhorn.ConvergenceWarning")  # small eps in float32
+@pytest.mark.parametrize(("dtype", "floor"), [(torch.float64, 1e-7), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("reach", [None, 0.5, 5.0])
+def test_never_negative_beyond_what_is_promised(dtype, floor, reach):
+    """Measures that are the same or nearly so, written down in several ways."""
+    rng = torch.Generator().manual_seed(0)
+    checked = 0
+    for eps in (1e-4, 1e-2, 1.0, 1e3):
+        for n, d in ((1, 2), (2, 10), (20, 10), (30, 1)):
+            x = torch.randn(n, d, generator=rng, dtype=torch.float64)
+            x, a, order = x[torch.randint(n, (n,), generator=rng)], wts(n), torch.randperm(n, generator=rng)
+            near = x + 1e-6 * torch.randn(n, d, generator=rng, dtype=torch.float64)
+            for y, b in ((x, a), (x[order], a[order]), (torch.cat([x, x]), torch.cat([a, a]) / 2), (near, a)):
+                args = [t.to(dtype) for t in (x, y, a, b)]
+                solved = solve_divergence(*args[:2], eps, a=args[2], b=args[3], reach=reach, max_iter=100)
+                if solved.converged:
+                    checked += 1
+                    assert abs(float(solved.exact_value())) < floor * (float(cost_matrix(x, x).max()) + eps)
+    assert checked >= 48
+
+
 def test_a_small_shift_of_small_clouds():
     x = 0.01 * pts(50, 160)
     y = x + 0.001 * pts(50, 160, 3)
@@ -209,6 +230,8 @@ def test_says_where_it_did_not_converge():
         ({"a": 2 * A}, ValueError, "expected total mass 1 each"),
         ({"x": X[:, :1]}, ValueError, "x and y: expected points of one dimension"),
         ({"eps": 0.0}, ValueError, "eps: expected"),
+        ({"tol": "1"}, TypeError, "tol: expected a number ≥ 0, got '1'"),
+        ({"max_iter": 2.5}, ValueError, "max_iter: expected an integer ≥ 1, got 2.5"),
     ],
 )
 def test_refuses(change, error, message):

@@ -8,8 +8,10 @@ from ot_newton import dual_newton as module
 from ot_newton.dual_newton import dual_newton
 from ot_newton.pairs import Pairs
 from ot_newton.potentials import Potentials, Watch
+from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.sinkhorn import solve
 from ot_newton.status import Status
+from ot_newton.two_level import CLIP
 
 
 def start(pairs: Pairs, psi: torch.Tensor) -> Potentials:
@@ -48,6 +50,35 @@ def test_direction_solves_the_newton_system():
     assert relative(d - d.mean(), want - want.mean()) < 1e-7
     slowest = torch.linalg.vector_norm(S @ modes[:, 0]) / torch.linalg.vector_norm(modes[:, 0])
     assert float(slowest) < 0.1 * float(torch.linalg.matrix_norm(S, 2))
+
+
+def test_a_mode_that_is_almost_cut_off_leaves_the_others_alone():
+    x, y = pts(40, 2), pts(40, 2, 2)
+    x[20:, 0] += 7.5
+    y[20:, 0] += 7.5
+    far = (torch.arange(40) >= 20).double()
+    a = torch.full((40,), 1 / 40).double()
+    b = a * (1 + 0.01 * (2 * far - 1))  # a hundredth of the mass has to cross
+    pairs = Pairs.of(x, y, a, b, 0.5)
+    state = start(pairs, solve(x, y, 0.5, tol=1e-12).psi + 0.1 * pts(40, 1, 5)[:, 0])
+    d, _, modes = module._direction(pairs, state, 1e-12, 1000)
+    P = Referee(x, y, 0.5, a=a, b=b, at=(0.5 * state.phi, 0.5 * state.psi)).P
+    want = torch.linalg.pinv(torch.diag(P.sum(0)) - P.T @ (P / P.sum(1)[:, None]), hermitian=True) @ (b - P.sum(0))
+    assert want.max() - want.min() > 1e3
+    assert d.max() - d.min() < 3 * CLIP
+    beyond, mode = want - d - (want - d).mean(), modes[:, 0] - modes[:, 0].mean()
+    assert relative(mode * ((mode @ beyond) / (mode @ mode)), beyond) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("cells", 0), ("cells", 1), ("cloud", 2)])
+def test_many_slow_modes_are_solved_for(kind, seed):
+    """Points and noisy copies at a small eps: each hangs together with few others, and the block solve plateaus."""
+    draw = torch.randn(2, 400, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = cytometry_points(400, seed) if kind == "cells" else draw[0]
+    y = x + 0.2 * draw[1]
+    plan = solve(x, y, 0.03, tol=1e-6, max_iter=150)
+    assert plan.converged
+    assert Referee(x, y, 0.03, at=(plan.f, plan.g)).error < 1.1e-6
 
 
 def test_stretch_balances_two_clusters():

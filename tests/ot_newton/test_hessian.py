@@ -5,7 +5,8 @@ from scipy.sparse.linalg import eigsh as scipy_eigsh
 
 from ot_newton.hessian import PlanHessian, joint_product, row_moments
 from ot_newton.lanczos import eigsh
-from ot_newton.sinkhorn import solve
+from ot_newton.response import respond
+from ot_newton.sinkhorn import ConvergenceWarning, solve
 from ot_newton.status import Status
 
 EPS = 0.9
@@ -230,18 +231,48 @@ def test_both_clouds_move(shape):
     assert max(hx.abs().max(), hy.abs().max()) < 1e-10
 
 
+@pytest.mark.parametrize(("d", "fewest"), [(1, 4), (5, 4), (6, 6), (8, 6), (9, 6), (22, 6)])
+def test_passes_of_a_product_of_both(d, fewest, monkeypatch):
+    plan, _ = make(12, 9, d, eps=2.0 * d)
+    plan.grad(), plan.grad_y()
+    responses = []
+
+    def spy(*arguments, **options):
+        responses.append(respond(*arguments, **options))
+        return responses[-1]
+
+    monkeypatch.setattr("ot_newton.hessian.respond", spy)
+    before = plan.pairs.passes.total
+    joint_product(plan, pts(12, d, 5), pts(9, d, 6))
+    assert plan.pairs.passes.total - before - responses[0].n_passes == fewest
+
+
+def test_an_unfinished_product_of_both_says_so():
+    plan, _ = make(60, 50, 2, eps=0.3)
+    A = pts(60, 2, 5)
+    with pytest.warns(ConvergenceWarning, match=r"response of the potentials: .* residual .* \(max_iter\)") as caught:
+        joint_product(plan, A, None, method="cg", max_iter=1)
+    assert (len(caught), caught[0].filename) == (1, __file__)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"method": "lu"}, "method: expected 'block' or 'cg', got 'lu'"),
-        ({"damping": -1.0}, "damping: expected a number ≥ 0, got -1.0"),
+        ({"damping": -1.0}, "damping: expected a finite number ≥ 0, got -1.0"),
         ({"rtol": 0.0}, "rtol: expected a finite number above 0, got 0.0"),
+        ({"max_iter": 0}, "max_iter: expected an integer ≥ 1, got 0"),
     ],
 )
 def test_bad_options(options, message):
     plan, _ = make(4, 3, 1)
     with pytest.raises(ValueError, match=message):
         PlanHessian(plan, **options)
+
+
+def test_what_is_no_plan():
+    with pytest.raises(TypeError, match=r"plan: expected a Plan, got Tensor; solve\(x, y, eps\) returns one"):
+        PlanHessian(pts(4, 2))
 
 
 def test_an_unfinished_response_is_on_record():

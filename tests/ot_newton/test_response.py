@@ -2,10 +2,11 @@ import pytest
 import torch
 from referee import Referee, pts, relative, wts
 
+from ot_newton.autograd import ot_loss
 from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.response import grow, respond
 from ot_newton.schur import SchurSpace, inverse, orthonormal
-from ot_newton.sinkhorn import solve
+from ot_newton.sinkhorn import ConvergenceWarning, solve
 from ot_newton.status import Status
 
 EPS = 0.8
@@ -226,3 +227,41 @@ def test_krylov_space_is_exact_once_complete():
 
 def test_inverse():
     assert inverse(torch.tensor([0.0, 0.5, 2.0])).tolist() == [0.0, 2.0, 0.5]
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+@pytest.mark.parametrize("shape", [(12, 9), (9, 12)])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_move_that_is_not_finite_has_no_answer(method, shape, value, dtype):
+    case = Case(*shape, dtype=dtype)
+    for rho, kappa in ((case.rho.clone(), case.kappa), (case.rho, case.kappa.clone())):
+        (rho if rho is not case.rho else kappa)[1, 0] = value
+        answer = case.respond(rho, kappa, method=method)
+        assert answer.status is Status.NONFINITE
+        assert answer.n_passes == 1  # of the right-hand side
+        assert (answer.dphi.shape, answer.dpsi.shape, answer.residual.shape) == (rho.shape, kappa.shape, (2,))
+        assert answer.modes.shape == (min(shape), 0)
+        for part in (answer.dphi, answer.dpsi, answer.residual):
+            assert part.isnan().all()
+            assert part.dtype == dtype
+
+
+@pytest.mark.parametrize("method", ["block", "cg"])
+def test_a_product_with_nan_is_nan(method):
+    plan = Case(12, 9).plan
+    H = plan.hessian(method=method)
+    assert (H @ torch.full((24,), torch.nan, dtype=torch.float64)).isnan().all()
+    assert H.last_response is not None
+    assert H.last_response.status is Status.NONFINITE
+    assert (H @ torch.ones(24, dtype=torch.float64)).isfinite().all()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_double_backward_of_nan_is_nan_and_says_so(both):
+    x, y = pts(12, 2).requires_grad_(), pts(9, 2, 1).requires_grad_(both)
+    points = [x, y] if both else [x]
+    grads = torch.autograd.grad(ot_loss(x, y, EPS), points, create_graph=True)
+    with pytest.warns(ConvergenceWarning, match=r"response of the potentials: relative residual nan \(nonfinite\)"):
+        products = torch.autograd.grad(grads, points, [torch.full_like(g, torch.nan) for g in grads])
+    assert all(part.isnan().all() for part in products)

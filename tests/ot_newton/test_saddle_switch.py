@@ -221,6 +221,13 @@ def test_bad_hyperparameters(wrong):
         SaddleSwitch(**wrong)
 
 
+@pytest.mark.parametrize("name", ["escape", "finish"])
+@pytest.mark.parametrize("what", ["adam", None, Adam, 1])
+def test_what_is_no_method(name, what):
+    with pytest.raises(TypeError, match=f"expected {name} as a method with init and step, got"):
+        SaddleSwitch(**{name: what})
+
+
 def test_defaults_are_adam_and_newton():
     method = SaddleSwitch()
     assert isinstance(method.escape, Adam)

@@ -6,6 +6,7 @@ import os
 import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from referee import pts, wts
 from ot_newton import NewtonCG, cg, eigsh, minimize, minres, ot_loss, smallest_eigenvalue, solve
 from ot_newton.batch import solve_batch
 from ot_newton.check import check
+from ot_newton.divergence import sinkhorn_divergence, solve_divergence
 from ot_newton.kernels import dispatch
 from ot_newton.problems.shuffled_regression import ShuffledRegression
+from ot_newton.unbalanced import solve_unbalanced, unbalanced_ot_loss
 
 
 @pytest.mark.parametrize("backend", ["blocked", "dense"])
@@ -64,8 +67,12 @@ def every_call(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> None:
     check(x, y, a, eps=0.5)
     leaf = x.clone().requires_grad_()
     with torch.enable_grad():
-        (g,) = torch.autograd.grad(ot_loss(leaf, y, 0.5, a=a), leaf, create_graph=True)
-        torch.autograd.grad(g.square().sum(), leaf)
+        for loss in (ot_loss, partial(unbalanced_ot_loss, reach=1.0), sinkhorn_divergence):
+            (g,) = torch.autograd.grad(loss(leaf, y, 0.5, a=a), leaf, create_graph=True)
+            torch.autograd.grad(g.square().sum(), leaf)
+            loss(torch.stack([x, x]), torch.stack([y, y]), 0.5, a=a)
+    solve_unbalanced(x, y, 0.5, 1.0, a=a).hessian() @ x.reshape(-1)
+    solve_divergence(x, y, 0.5, a=a, reach=1.0).hessian() @ x.reshape(-1)
     problem = ShuffledRegression(x, y, eps=0.5, a=a)
     minimize(problem, problem.start(torch.Generator().manual_seed(0)), method=NewtonCG(), options={"maxiter": 2})
 
@@ -115,8 +122,10 @@ def test_the_default_dtype_and_device_do_not_matter():
     x, y, v = pts(20, 3), pts(16, 3, 1), pts(20, 3, 2).reshape(-1)
 
     def answers() -> list[torch.Tensor]:
-        plan = solve(x, y, 0.5)
-        return [plan.value(), plan.grad(), plan.hessian() @ v, eigsh(plan.hessian(), k=2).w, ot_loss(x, y, 0.5)]
+        plan, apart = solve(x, y, 0.5), solve_divergence(x, y, 0.5, reach=1.0)
+        of_plan = [plan.value(), plan.grad(), plan.hessian() @ v, eigsh(plan.hessian(), k=2).w]
+        of_losses = [ot_loss(x, y, 0.5), unbalanced_ot_loss(x, y, 0.5, 1.0), sinkhorn_divergence(x, y, 0.5)]
+        return [*of_plan, *of_losses, apart.value(), apart.hessian() @ v]
 
     want = answers()
     torch.set_default_dtype(torch.float16)
@@ -129,7 +138,9 @@ def test_the_default_dtype_and_device_do_not_matter():
 
 
 @pytest.mark.parametrize("late", [0, 1, 5])
-@pytest.mark.parametrize("call", [solve, ot_loss, solve_batch, check, "hessian"])
+@pytest.mark.parametrize(
+    "call", [solve, ot_loss, solve_batch, check, sinkhorn_divergence, partial(solve_unbalanced, reach=1.0), "hessian"]
+)
 def test_an_exception_restores_everything(call, late, monkeypatch):
     """In the middle of the work, as from an interrupt or a device out of memory."""
     x, y, calls = pts(20, 3), pts(16, 3, 1), itertools.count()

@@ -1,5 +1,6 @@
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy.optimize import linprog
 from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.sinkhorn import METHODS, ConvergenceWarning, solve
 from ot_newton.status import Status
+from ot_newton.unbalanced import solve_unbalanced
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
 DTYPES = [torch.float64, torch.float32]
@@ -145,8 +147,8 @@ def test_published_value(method, dtype):
 
 
 @EVERY_METHOD
-def test_tolerance_infinite_stops_at_once(method):
-    plan = solve(pts(20, 2), pts(15, 2, 1), 1.0, tol=math.inf, method=method)
+def test_a_tolerance_above_every_error_stops_at_once(method):
+    plan = solve(pts(20, 2), pts(15, 2, 1), 1.0, tol=1e300, method=method)
     assert plan.converged
     assert plan.n_iter <= 2
 
@@ -352,3 +354,50 @@ def test_translation_scaling_and_exchange(dtype):
     back = solve(y.to(dtype), x.to(dtype), 0.8, tol=tol)
     assert relative(back.value(), plan.value().double()) < size
     assert relative(back.grad_y(), plan.grad().double()) < size
+
+
+def overflows(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Points and a temperature whose cost over eps leaves the range of the dtype."""
+    x, y, largest = pts(6, 2).to(dtype), pts(5, 2, 1).to(dtype), torch.finfo(dtype).max
+    one = torch.ones(1, 2, dtype=dtype)
+    return {
+        "wide x": (largest**0.75 * x, y, 1.0),
+        "wide y": (x, largest**0.75 * y, 1.0),
+        "cold": (x, y, 0.01 / largest),
+        "cold and close": (one, one, 0.01 / largest),
+        "cold and narrow": (1e-4 * x, 1e-4 * y, 1e-6 / largest),
+    }[kind]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["wide x", "wide y", "cold", "cold and close", "cold and narrow"])
+@pytest.mark.parametrize("method", ["auto", "alternating"])
+def test_a_cost_over_eps_that_overflows_is_refused(method, kind, dtype):
+    x, y, eps = overflows(kind, dtype)
+    with pytest.raises(ValueError, match=r"[xy]: expected points whose cost over eps is finite, got an overflow"):
+        solve(x, y, eps, method=method)
+
+
+def test_labels_whose_cost_over_eps_overflows_are_refused():
+    x, y, classes = pts(6, 2), pts(5, 2, 1), torch.zeros(6).long()
+    with pytest.raises(ValueError, match="expected points whose cost over eps is finite, got an overflow"):
+        solve(x, y, 0.1, labels=(classes, classes[:5], torch.full((1, 1), 1e308, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("init", ["x", 3, [1, 2], (None, None), (torch.zeros(6),), torch.zeros(2, 6), 3 * (None,)])
+@pytest.mark.parametrize("call", [solve, partial(solve_unbalanced, reach=1.0)])
+def test_a_start_that_is_none(call, init):
+    with pytest.raises(TypeError, match=r"init: expected a plan or its potentials \(f, g\), got"):
+        call(pts(6, 2), pts(5, 2, 1), 1.0, init=init)
+
+
+def test_a_start_out_of_range_over_eps():
+    f, g = torch.full((6,), 1e300, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    for x, y, eps in ((pts(6, 2), pts(5, 2, 1), 1e-9), (pts(6, 2).float(), pts(5, 2, 1).float(), 1.0)):
+        with pytest.raises(ValueError, match="init: expected a finite potential f, over eps too"):
+            solve(x, y, eps, init=(f, g))
+
+
+def test_triton_is_refused_on_a_cpu():
+    with pytest.raises(RuntimeError, match="backend 'triton': expected float32 on a CUDA device"):
+        solve(pts(6, 2), pts(5, 2, 1), 1.0, backend="triton")

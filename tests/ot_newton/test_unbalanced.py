@@ -8,7 +8,9 @@ import scipy.optimize
 import torch
 from referee import cost_matrix, pts, relative, wts
 
+from ot_newton import relaxed_solver
 from ot_newton.autograd import ot_loss
+from ot_newton.divergence import solve_divergence
 from ot_newton.operator_checks import check_operator
 from ot_newton.sinkhorn import ConvergenceWarning, solve
 from ot_newton.unbalanced import solve_unbalanced, unbalanced_ot_loss
@@ -255,8 +257,13 @@ def test_a_start_near_the_solution_saves_passes():
     warm = solve_unbalanced(X + 1e-4, Y, EPS, 5.0, a=A, b=B, init=cold)
     assert warm.converged
     assert warm.n_passes < cold.n_passes
-    with pytest.raises(ValueError, match="init: expected a finite potential"):
-        solve_unbalanced(X, Y[:3], EPS, 5.0, init=cold)
+    assert solve_unbalanced(X + 1e-4, Y, EPS, 5.0, a=A, b=B, init=(cold.f, cold.g)).n_passes == warm.n_passes
+    for start, message in (
+        (cold, r"init: expected a potential g of shape \(3,\), got \(7,\)"),
+        ((cold.f * torch.nan, cold.g[:3]), "init: expected a finite potential f"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            solve_unbalanced(X, Y[:3], EPS, 5.0, init=start)
 
 
 def test_says_where_it_did_not_converge():
@@ -282,8 +289,17 @@ def test_says_where_it_did_not_converge():
         ({"a": torch.zeros(N).double()}, ValueError, "a: expected a finite total mass above 0, got 0"),
         ({"b": -B}, ValueError, "b: expected"),
         ({"a": A[:3]}, ValueError, "a: expected shape"),
+        ({"b": torch.ones(M, dtype=torch.int64)}, TypeError, "b: expected floating-point numbers, .*; convert with"),
+        ({"x": 1e200 * X}, ValueError, "x: expected points whose cost over eps is finite, got an overflow"),
+        ({"y": Y + 1e160 * X[:1]}, ValueError, "expected points whose cost over eps is finite, got an overflow"),
+        ({"eps": 1e-320}, ValueError, "expected points whose cost over eps is finite, got an overflow"),
         ({"tol": -1.0}, ValueError, "tol: expected"),
+        ({"reach": 1e200}, ValueError, "reach²: expected a finite number above 0, got inf"),
+        ({"eps": 1e-320}, ValueError, "x: expected points whose cost over eps is finite, got an overflow"),
+        ({"tol": "1"}, TypeError, "tol: expected a number ≥ 0, got '1'"),
+        ({"tol": True}, TypeError, "tol: expected a number ≥ 0, got True"),
         ({"max_iter": 0}, ValueError, "max_iter: expected"),
+        ({"max_iter": True}, ValueError, "max_iter: expected"),
         ({"cost": "manhattan"}, ValueError, "cost: expected"),
         ({"y": Y.float()}, TypeError, "expected one dtype"),
     ],
@@ -321,3 +337,24 @@ def test_on_a_gpu(reach):
     assert relative(plan.grad().cpu(), want.grad()) < 1e-3
     v = pts(500, 3, 5).reshape(-1)
     assert relative((plan.hessian() @ v.float().cuda()).cpu(), want.hessian() @ v) < 2e-3
+
+
+@pytest.mark.parametrize("call", [solve_unbalanced, solve_divergence])
+def test_the_relaxed_sweeps_multiply_in_full_precision(call, monkeypatch):
+    matmul, seen = torch.backends.cuda.matmul, []
+
+    def direction(*args):
+        seen.append(torch.get_float32_matmul_precision() if legacy else matmul.fp32_precision)
+        return found(*args)
+
+    legacy, found = not hasattr(matmul, "fp32_precision"), relaxed_solver._direction
+    monkeypatch.setattr(relaxed_solver, "_direction", direction)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        call(3 * X, 3 * Y, 0.02, reach=20.0, a=A, b=B)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen
+    assert set(seen) == {"highest" if legacy else "ieee"}

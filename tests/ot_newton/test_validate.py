@@ -8,7 +8,17 @@ from referee import Referee, pts, relative, wts
 
 from ot_newton.autograd import ot_loss
 from ot_newton.sinkhorn import solve
-from ot_newton.validate import check_measures, check_points, check_positive, check_weights
+from ot_newton.validate import (
+    check_batch,
+    check_choice,
+    check_integer,
+    check_measures,
+    check_nonnegative,
+    check_points,
+    check_positive,
+    check_ratio,
+    check_weights,
+)
 
 X, Y = pts(5, 2), pts(4, 2, 1)
 
@@ -82,8 +92,66 @@ def test_check_positive_wants_a_number(value):
 
 def test_numbers_of_all_kinds():
     for value in (2, 2.0, np.float32(2), torch.tensor(2.0)):
-        assert check_positive(value, "eps") == 2.0
-        assert isinstance(check_positive(value, "eps"), float)
+        for check in (check_positive, check_nonnegative):
+            assert check(value, "eps") == 2.0
+            assert isinstance(check(value, "eps"), float)
+    assert check_nonnegative(0, "tol") == 0.0
+    assert check_ratio(np.float64(1), "anneal") == 1.0
+    for value in (3, np.int64(3), np.uint8(3), torch.tensor(3)):
+        assert type(check_integer(value, "max_iter")) is int
+        assert check_integer(value, "max_iter") == 3
+
+
+@pytest.mark.parametrize("check", [check_positive, check_nonnegative, check_ratio])
+def test_what_is_no_number_is_refused_by_every_check(check):
+    for value in ("1", b"1", None, 1j, [1.0], True, np.True_, torch.tensor(True), torch.ones((), requires_grad=True)):
+        with pytest.raises(TypeError, match="tol: expected a"):
+            check(value, "tol")
+    for value in (10**400, -(10**5000), math.inf, math.nan, -1.0):
+        with pytest.raises(ValueError, match="tol: expected a"):
+            check(value, "tol")
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, "3", None, True, np.True_, torch.tensor(True), [1], math.nan])
+def test_check_integer_wants_an_integer(value):
+    with pytest.raises(ValueError, match="max_iter: expected an integer ≥ 1, got"):
+        check_integer(value, "max_iter")
+
+
+@pytest.mark.parametrize("value", ["c", "", None, 1, ["a"], {}, np.array(["a", "b"])])
+def test_check_choice_wants_one_of_the_names(value):
+    assert check_choice("a", "method", ("a", "b")) == "a"
+    with pytest.raises(ValueError, match="method: expected one of a, b, got"):
+        check_choice(value, "method", ("a", "b"))
+
+
+def test_integers_of_numpy_are_accepted():
+    assert solve(X, Y, 1.0, max_iter=np.int64(50)).converged  # pyright: ignore[reportArgumentType]
+
+
+def test_points_in_three_dimensions_are_told_of_batches():
+    with pytest.raises(ValueError, match="solve_batch and the losses take batches"):
+        solve(X[None], Y, 1.0)
+
+
+def test_a_batch_is_checked_by_what_it_is_given():
+    def check(*measures):
+        seen.append(measures)
+        return check_measures(*measures)
+
+    seen, x, y, b = [], torch.stack([X, -X]), torch.stack([Y, -Y]), wts(4)
+    items = check_batch(x, y, None, b, [1.0, 2.0], check=check)
+    assert [item[4] for item in items] == [1.0, 2.0]
+    assert len(seen) == 2
+    assert torch.equal(seen[1][0], -X)
+    assert seen[1][2] is None
+    assert seen[1][3] is b
+
+    def refuse(*measures):
+        raise ValueError("expected nothing")
+
+    with pytest.raises(ValueError, match="item 0: expected nothing"):
+        check_batch(x, y, None, b, 1.0, check=refuse)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +160,15 @@ def test_numbers_of_all_kinds():
         ({"method": "lbfgs"}, "method: expected one of auto, alternating, symmetric, two-level, newton, got 'lbfgs'"),
         ({"max_iter": 0}, "max_iter: expected an integer ≥ 1, got 0"),
         ({"max_iter": 2.5}, "max_iter: expected an integer ≥ 1, got 2.5"),
-        ({"tol": -1e-3}, "tol: expected a number ≥ 0, got -0.001"),
-        ({"tol": math.nan}, "tol: expected a number ≥ 0, got nan"),
+        ({"tol": -1e-3}, "tol: expected a finite number ≥ 0, got -0.001"),
+        ({"tol": math.nan}, "tol: expected a finite number ≥ 0, got nan"),
+        ({"tol": math.inf}, "tol: expected a finite number ≥ 0, got inf"),
         ({"anneal": 0.0}, r"anneal: expected a ratio in \(0, 1\], got 0.0"),
         ({"anneal": 1.5}, r"anneal: expected a ratio in \(0, 1\], got 1.5"),
         ({"scale": 0.0}, "scale: expected a finite number above 0"),
         ({"cost": "l1"}, "cost: expected one of sqeuclidean, cosine, got 'l1'"),
+        ({"method": ["auto"]}, "method: expected one of auto, .* got"),
+        ({"precision": ["fp32"]}, "precision: expected one of fp32, tf32, bf16, got"),
         ({"backend": "keops"}, "backend: expected one of auto, blocked, dense, triton, got 'keops'"),
         ({"init": (torch.zeros(4), torch.zeros(4))}, r"init: expected a potential f of shape \(5,\), got \(4,\)"),
         ({"init": (torch.zeros(5), torch.zeros(4) + math.nan)}, "init: expected a finite potential g"),
@@ -106,6 +177,13 @@ def test_numbers_of_all_kinds():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         solve(X, Y, 1.0, **options)
+
+
+@pytest.mark.parametrize("option", ["tol", "anneal", "scale"])
+@pytest.mark.parametrize("value", ["1", True, [0.5]])
+def test_options_that_are_no_numbers(option, value):
+    with pytest.raises(TypeError, match=f"{option}: expected a"):
+        solve(X, Y, 1.0, **{option: value})
 
 
 def test_a_zero_vector_has_no_direction():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from referee import pts, relative
 
-from ot_newton.problems.simulation import GENERATORS, SPLITS, simulate, true_map
+from ot_newton.problems.simulation import GENERATORS, SPLITS, least_squares_on_pairs, simulate, true_map
 
 CELLS = pts(200, 3)
 
@@ -87,3 +87,17 @@ def test_a_given_map_is_used():
 def test_bad_requests(options, message):
     with pytest.raises(ValueError, match=message):
         simulate(CELLS, **({"n": 50} | options))
+
+
+def test_least_squares_on_the_true_pairs():
+    cells = pts(300, 3)
+    exact = simulate(cells, n=200, noise=0.0, intercept=1.0, seed=1)
+    W = least_squares_on_pairs(exact)
+    assert W is not None
+    assert relative(W, exact.W_star) < 1e-12
+    noisy = simulate(cells, n=200, noise=0.1, seed=1)
+    W, X, Y = least_squares_on_pairs(noisy), noisy.X[noisy.order], noisy.Y
+    assert W is not None
+    assert 0 < relative(W, noisy.W_star) < 0.2
+    assert float((X.T @ (X @ W - Y)).abs().max()) < 1e-10
+    assert least_squares_on_pairs(simulate(cells, n=100, split="unpaired")) is None
