@@ -207,11 +207,11 @@ class GalerkinHessian:
             change, second = shift(space.root_inv * x, space.r_inv * Px, self._lowest_direction.to(self.B))
             (change,) = on_host(change)
             matrix, beyond = matrix + change, beyond + SECOND * second
-            slack = SHARE * float(torch.linalg.matrix_norm(change, 2)) * identity
+            slack = SHARE * _largest(change) * identity
         slack = slack + (beyond + TAILS * (sqrt(left) + rounded)) * spread
         unanswered = self._unanswered / theta
         parts = (self.explicit, self.matrix - self.explicit, matrix, unanswered, slack)
-        explicit, implicit, size, unseen, slackness = (float(torch.linalg.matrix_norm(t, 2)) for t in parts)
+        explicit, implicit, size, unseen, slackness = map(_largest, parts)
         rounding = 8 * sqrt(len(identity)) * torch.finfo(self.B.dtype).eps * (explicit + implicit) * identity
         rise = torch.zeros_like(matrix) if self.complete else self.matrix - self._stages[-1][0]
         lower, upper = matrix - slack - rounding, matrix + rise + UNSEEN * unanswered + slack + rounding
@@ -221,7 +221,7 @@ class GalerkinHessian:
         if far or (len(self._stages) < 2 and not self.complete) or _lowest(ceiling) < _lowest(upper):
             upper = ceiling
         error = (2 * unseen + 0.3 * slackness + float(rounding[0, 0])) / size if size > 0 else 0.0
-        return Bracket(matrix.to(self.B), lower, upper, error)
+        return Bracket(matrix.to(self.B), lower, upper, error if error >= 0 else inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +248,11 @@ def resolution(space: SchurSpace) -> float:
     source, target = space.pairs.source, space.pairs.target
     size = space.psi[target.weights > 0].abs().max() + target.norm.max() + source.norm.max() + 1
     return torch.finfo(space.psi.dtype).eps * float(size)
+
+
+def _largest(matrix: Tensor) -> float:
+    """The spectral norm of a symmetric matrix on the CPU; NaN if it is not finite."""
+    return float(small_eigh(matrix)[0].abs().max())
 
 
 def _lowest(matrix: Tensor) -> float:

@@ -13,8 +13,9 @@ ROUNDING = 16  # times the resolution of the dtype: what Ritz values are uncerta
 
 
 def inverse(weights: Tensor) -> Tensor:
-    """1/w, and 0 where the weight is 0: such a point carries no mass and nothing depends on its potential."""
-    return torch.where(weights > 0, 1 / weights, torch.zeros_like(weights))
+    """1/w, and 0 where w is 0, or so near it that 1/w overflows: nothing depends on the potential of such a point."""
+    held = weights >= torch.finfo(weights.dtype).tiny
+    return torch.where(held, 1 / weights, torch.zeros_like(weights))
 
 
 def small_eigh(T: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,15 +43,18 @@ def factor_q(V: Tensor, least: float = 1e-5) -> Tensor:
     For float32 by the Cholesky factor of the Gram matrix in float64, two products instead of a factorisation of a tall
     matrix, which takes a GPU longer than a pass; by that factorisation where V is worse conditioned than 1/least.
     """
-    Q = _cholesky_q(V, least) if V.dtype == torch.float32 and V.shape[1] else None
-    return torch.linalg.qr(V).Q if Q is None else Q
+    if V.dtype == torch.float32 and V.shape[1]:
+        Q = _cholesky_q(V, least * float(torch.linalg.vector_norm(V, dim=0).max()))
+        if Q is not None:
+            return Q
+    return torch.linalg.qr(V).Q
 
 
 def _cholesky_q(V: Tensor, least: float) -> Tensor | None:
+    """The orthonormal factor, or None where a column adds less than `least` to those before it."""
     wide = V.to(torch.float64)
     L, info = torch.linalg.cholesky_ex((wide.T @ wide).cpu())
-    size = L.diagonal()
-    if int(info) or not float(size.min()) > least * float(size.max()):
+    if int(info) or not float(L.diagonal().min()) > least:
         return None
     inverse_factor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False).T
     return (wide @ inverse_factor.to(V.device)).to(V.dtype)
@@ -71,7 +75,7 @@ def _basis(V: Tensor, tol: float | None) -> Tensor:
     """
     if V.dtype == torch.float64:
         Q, R = torch.linalg.qr(V)
-        if tol is None:
+        if tol is None or not bool(R.isfinite().all()):
             return Q
         U, s, _ = torch.linalg.svd(R.cpu())
         return Q @ U[:, s > tol].to(V.device)

@@ -6,6 +6,7 @@ transport is maximum-likelihood deconvolution, Rigollet & Weed 2018, C. R. Math.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -136,9 +137,11 @@ class ShuffledRegression(Problem):
         """L(w), shape (): the dual value, whose error is quadratic in the marginal error.
 
         After a gradient from unconverged potentials it is the value that goes with such a gradient: a search that
-        compares the two loses nothing, and finds gradient and Hessian at hand where it ends.
+        compares the two loses nothing, and finds gradient and Hessian at hand where it ends. NaN where X W overflows.
         """
         w = self.check(w)
+        if not self._finite(w):
+            return w.new_tensor(nan)
         if self._coarse is not None and _here(self._plan_at, w) is None:
             return self._rough(w, self._coarse).value
         return self._value(self.solve_plan(w, self._tightest**0.5))
@@ -146,9 +149,12 @@ class ShuffledRegression(Problem):
     def value_and_grad(self, w: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
         """L(w), shape (), and ∇L(w), (size,), to a relative accuracy of about `rtol`.
 
-        From `rtol` = 0.02 on they come with the Hessian out of one block solve at unconverged potentials.
+        From `rtol` = 0.02 on they come with the Hessian out of one block solve at unconverged potentials. NaN where X W
+        overflows.
         """
         w = self.check(w)
+        if not self._finite(w):
+            return w.new_tensor(nan), torch.full_like(w, nan)
         if rtol is not None and rtol >= COARSE and self.size <= DENSE_SIZE and _here(self._plan_at, w) is None:
             self._coarse = 2 * rtol
             shot = self._rough(w, self._coarse)
@@ -161,7 +167,8 @@ class ShuffledRegression(Problem):
             grad = linear_model_grad(plan, self.design)
             self.passes += plan.pairs.passes - before
             # The error of the gradient relative to itself grows as it vanishes; the marginal error must follow it down.
-            needed = 0.0 if rtol is None else rtol * float(torch.linalg.vector_norm(grad)) / self._sensitivity(plan)
+            allowed = 0.0 if rtol is None else rtol * float(torch.linalg.vector_norm(grad))
+            needed = allowed / max(self._sensitivity(plan), torch.finfo(torch.float64).tiny)
             if plan.error <= needed or not plan.converged or tol <= self._tightest:
                 return self._value(plan), grad.reshape(-1)
             tol = max(self._tightest, 0.5 * needed)
@@ -274,6 +281,9 @@ class ShuffledRegression(Problem):
         self._shot = _At(w.clone(), shot)
         self._last = _Potentials(w.clone(), shot.phi, shot.psi, shot.modes, shot.dphi, shot.dpsi)
         return shot
+
+    def _finite(self, w: Tensor) -> bool:
+        return bool(torch.isfinite(self._image(w)).all())
 
     def _image(self, w: Tensor) -> Tensor:
         return self.design @ w.reshape(self.shape)

@@ -5,7 +5,7 @@ from referee import Referee, pts, relative, wts
 from ot_newton.autograd import ot_loss
 from ot_newton.problems.cytometry import cytometry_points
 from ot_newton.response import grow, respond
-from ot_newton.schur import SchurSpace, inverse, orthonormal
+from ot_newton.schur import SchurSpace, factor_q, inverse, orthonormal
 from ot_newton.sinkhorn import ConvergenceWarning, solve
 from ot_newton.status import Status
 
@@ -201,6 +201,37 @@ def test_damping_moves_the_answer():
 def test_unknown_method():
     with pytest.raises(ValueError, match="method: expected 'block' or 'cg', got 'lu'"):
         Case(4, 3).respond(method="lu")
+
+
+@pytest.mark.parametrize("n", [20, 500])
+def test_orthonormal_adds_no_rounding_in_float32(n):
+    """What is left of columns inside the span is noise of one size, well conditioned by itself."""
+    V = pts(n, 12).float()
+    Q = orthonormal(V, V[:, :0], 1e-5)
+    assert Q.shape == (n, 12)
+    assert float((Q.T @ Q - torch.eye(12)).abs().max()) < 1e-5
+    assert orthonormal(V @ pts(12, 5).float(), Q, 1e-5).shape == (n, 0)
+    more = orthonormal(torch.cat([pts(n, 6, 3).float(), V[:, :2]], 1), Q, 1e-5)
+    assert more.shape == (n, 6)
+    assert float((Q.T @ more).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_orthonormal_factor_of_well_and_badly_conditioned_columns(dtype):
+    V = pts(50, 6).to(dtype)
+    V[:, 5] = V[:, 4] + 1e-9 * V[:, 3]
+    for columns in (V[:, :5], V, V[:, :0]):
+        Q = factor_q(columns)
+        assert Q.dtype == dtype
+        assert Q.shape == columns.shape
+        assert float((Q.T @ Q - torch.eye(Q.shape[1])).abs().max() if Q.shape[1] else 0) < 1e-5
+        left = columns - Q @ (Q.T @ columns)
+        assert not left.numel() or float(left.abs().max()) < 1e-5
+
+
+def test_weights_whose_inverse_overflows_count_as_none():
+    tiny = torch.finfo(torch.float32).tiny
+    torch.testing.assert_close(inverse(torch.tensor([0.0, 1e-44, tiny, 0.5])), torch.tensor([0.0, 0.0, 1 / tiny, 2.0]))
 
 
 def test_orthonormal_drops_dependent_columns():

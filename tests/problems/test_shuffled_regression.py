@@ -340,3 +340,23 @@ def test_a_continued_run_is_the_uninterrupted_one(method, tmp_path):
     assert continued.n_passes == whole.n_passes
     columns = ["fun", "grad_norm", "lambda_min", "n_passes"]
     pd.testing.assert_frame_equal(continued.history[columns], whole.history[columns], check_exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_that_overflow_have_no_value(dtype):
+    problem = ShuffledRegression(pts(8, 2).to(dtype), pts(6, 2, 1).to(dtype), 0.5)
+    w = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+    for rtol in (None, 0.05):
+        value, grad = problem.value_and_grad(w, rtol)
+        assert bool(value.isnan())
+        assert bool(grad.isnan().all())
+    assert bool(problem.value(w).isnan())
+    assert bool(problem.value(torch.zeros(4, dtype=dtype)).isfinite())
+
+
+def test_all_targets_in_one_point():
+    """The width of the targets, by which accuracies are measured, is zero where X W is there too."""
+    problem = ShuffledRegression(pts(8, 1), torch.tensor([[0.0]]).double(), 16.0)
+    result = minimize(problem, torch.tensor([1.0]).double(), method="newton-cg")
+    assert result.success
+    assert abs(float(result.x)) < 1e-8
