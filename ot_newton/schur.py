@@ -44,17 +44,19 @@ def factor_q(V: Tensor, least: float = 1e-5) -> Tensor:
     matrix, which takes a GPU longer than a pass; by that factorisation where V is worse conditioned than 1/least.
     """
     if V.dtype == torch.float32 and V.shape[1]:
-        Q = _cholesky_q(V, least * float(torch.linalg.vector_norm(V, dim=0).max()))
+        Q = _cholesky_q(V, least, relative=True)
         if Q is not None:
             return Q
     return torch.linalg.qr(V).Q
 
 
-def _cholesky_q(V: Tensor, least: float) -> Tensor | None:
-    """The orthonormal factor, or None where a column adds less than `least` to those before it."""
+def _cholesky_q(V: Tensor, least: float, *, relative: bool = False) -> Tensor | None:
+    """The orthonormal factor, or None where a column adds less than `least`, or that part of the longest, to others."""
     wide = V.to(torch.float64)
-    L, info = torch.linalg.cholesky_ex((wide.T @ wide).cpu())
-    if int(info) or not float(L.diagonal().min()) > least:
+    gram = (wide.T @ wide).cpu()
+    L, info = torch.linalg.cholesky_ex(gram)
+    size = float(gram.diagonal().max()) ** 0.5 if relative else 1.0
+    if int(info) or not float(L.diagonal().min()) > least * size:
         return None
     inverse_factor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False).T
     return (wide @ inverse_factor.to(V.device)).to(V.dtype)
