@@ -10,6 +10,8 @@ import torch
 
 from ot_newton.adam import Adam
 from ot_newton.certificate import Certificate, smallest_eigenvalue
+from ot_newton.experiments.escape_figure import NEWTON_PHASES
+from ot_newton.experiments.real_regression import curvature_at
 from ot_newton.experiments.recipe import Recipe, run_recipe
 from ot_newton.experiments.run import Context, Outcome, Row
 from ot_newton.method import Method
@@ -22,7 +24,6 @@ from ot_newton.saddle_switch import SaddleSwitch
 from ot_newton.status import Status
 from ot_newton.trust_region import TrustNCG
 
-NEWTON_PHASES = ("newton", "curvature")
 LOOK_RTOL = 1e-2  # relative accuracy of a Hessian that is only looked at
 PASSES = ("n_passes", "half_steps", "applications", "columns")  # all of them, and by kind
 POLISH_LR = 0.02  # of Adam, should the polish start at negative curvature
@@ -130,7 +131,7 @@ def _run_recipe(
     )  # fmt: skip
     last = rows[-1]
     status = Status.CONVERGED if last["grad_norm"] <= config.gtol else Status.MAX_ITER
-    curvature = _curvature(problem, x) if bool(torch.isfinite(x).all()) else None
+    curvature = curvature_at(problem, x) if bool(torch.isfinite(x).all()) else None
     return _summed(config, labels, problem, x, rows, curvature, str(status), status.advice)
 
 
@@ -145,7 +146,7 @@ def _outcome(
     """The outcome of a run that was preceded by other work of so many seconds."""
     history = result.history.rename(columns={"fun": "loss"})
     rows = history.assign(seconds=history["seconds"] + seconds).to_dict("records")
-    curvature = _curvature(problem, result.x)
+    curvature = curvature_at(problem, result.x)
     return _summed(config, labels, problem, result.x, rows, curvature, str(result.status), result.message, **more)
 
 
@@ -186,10 +187,6 @@ def _summed(
         **more,
     }
     return Outcome(summary, [{**labels, **row} for row in rows], x.reshape(problem.shape).cpu().numpy())
-
-
-def _curvature(problem: ShuffledRegression, w: torch.Tensor) -> Certificate:
-    return smallest_eigenvalue(problem.hessian(w, 1e-4), error=problem.hessian_error)
 
 
 def _bracket(found: Certificate) -> Row:

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ot_newton.adam import Adam
-from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.experiments.environment import pick_device
 from ot_newton.experiments.errors import InputError, checking_input
 from ot_newton.experiments.fit_report import SUMMARY_COLUMNS, Pair, redraw, write_report
+from ot_newton.experiments.real_regression import curvature_at
 from ot_newton.experiments.report import format_table
 from ot_newton.experiments.run import Case, Context, Outcome, Results, Row, RunConfig, run_cases, tabulate
 from ot_newton.minimize import minimize
@@ -194,7 +194,7 @@ def _descend(config: Config, problem: ShuffledRegression, w: torch.Tensor, lr: f
         callback=progress,
         options={"maxiter": config.steps, "gtol": 0.0, "gtol_abs": config.gtol, "seed": config.seed},
     )
-    curvature = smallest_eigenvalue(problem.hessian(result.x, 1e-4), error=problem.hessian_error)
+    curvature = curvature_at(problem, result.x)
     plan = problem.solve_plan(result.x, MARGINAL_TOL)
     history = result.history
     summary: dict[str, Any] = {

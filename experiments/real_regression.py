@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from ot_newton.certificate import Certificate, smallest_eigenvalue
 from ot_newton.experiments.environment import pick_device
 from ot_newton.experiments.run import RunConfig
 from ot_newton.problems.cytometry import cytometry_points
@@ -60,3 +61,8 @@ class RegressionConfig(RunConfig):
     def problem(self, eps: float) -> ShuffledRegression:
         """A fresh problem at temperature `eps`."""
         return ShuffledRegression(self.data.X, self.data.Y, eps)
+
+
+def curvature_at(problem: ShuffledRegression, w: torch.Tensor) -> Certificate:
+    """λ_min at a point where a run has ended, from a Hessian that is more exact than the run's own."""
+    return smallest_eigenvalue(problem.hessian(w, 1e-4), error=problem.hessian_error)

@@ -17,12 +17,11 @@ import pandas as pd
 import torch
 from scipy.stats import wasserstein_distance
 
-from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.experiments.environment import pick_device
 from ot_newton.experiments.errors import checking_input
 from ot_newton.experiments.figures import render
 from ot_newton.experiments.files import load_table, write
-from ot_newton.experiments.real_regression import DTYPES
+from ot_newton.experiments.real_regression import DTYPES, curvature_at
 from ot_newton.experiments.replicates_figure import NUMERIC, TEXT, draw_replicates
 from ot_newton.experiments.report import Column, format_table
 from ot_newton.experiments.run import Case, Context, Outcome, Row, RunConfig, run_cases
@@ -204,7 +203,7 @@ def _calibrate(config: Config, scaling: str, context: Context) -> Outcome:
     )
     curvature = result.certificate
     if curvature is None:
-        curvature = smallest_eigenvalue(problem.hessian(result.x, 1e-4), error=problem.hessian_error)
+        curvature = curvature_at(problem, result.x)
     W, b = unscale_regression(*problem.split(result.x), x_scaler, y_scaler)
     summary = {
         "cells": f"{len(X)} → {len(Y)}",

@@ -144,7 +144,7 @@ def solve_checked(
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
     side = pairs.swapped() if swap else pairs
-    phi, psi, known = _initial(init, pairs, swap)
+    phi, psi, known = initial_potentials(init, pairs, swap)
     modes = known if modes is None or len(modes) != len(psi) else modes
     watch = Watch(side, tol, 2 * max_iter)
     start = Start(phi, psi, modes)
@@ -167,7 +167,7 @@ def solve_checked(
     )  # fmt: skip
 
 
-def _initial(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
+def initial_potentials(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """(phi, psi, modes) on the side the solver works on; phi is only a guess and may be missing."""
     n, m = pairs.shape
     if init is None:

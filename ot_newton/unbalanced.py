@@ -24,7 +24,7 @@ from ot_newton.penalty import Penalty
 from ot_newton.plan import Plan
 from ot_newton.potentials import Watch
 from ot_newton.relaxed_solver import Penalties, annealed, relaxed
-from ot_newton.sinkhorn import ConvergenceWarning, Initial, _initial
+from ot_newton.sinkhorn import ConvergenceWarning, Initial, initial_potentials
 from ot_newton.validate import (
     as_real,
     check_integer,
@@ -214,7 +214,7 @@ def solve_unbalanced(
 def _start(init: Initial, pairs: Pairs, side: Pairs, penalties: Penalties, watch: Watch) -> Tensor:
     """The potential of the targets of `side`, which is `pairs` or swapped, to start from."""
     if init is not None:
-        return _initial(init, pairs, side is not pairs)[1] + penalties[1].log_mass
+        return initial_potentials(init, pairs, side is not pairs)[1] + penalties[1].log_mass
     if float(max(side.source.norm.max(), side.target.norm.max())) > HOT:
         return annealed(side, penalties, watch)
     return torch.full_like(side.target.norm, penalties[1].log_mass)

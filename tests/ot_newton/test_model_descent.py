@@ -298,29 +298,6 @@ def test_noisy_values_do_not_stop_it_early(method, matrix):
     torch.testing.assert_close(result.x, torch.ones_like(result.x), atol=1e-6, rtol=0)
 
 
-@every_method
-def test_rough_values_do_not_stop_it_where_gradients_bring_sharp_ones(method):
-    class Rough(toys.Quadratic):
-        """The curvature of a weak direction is taken for eight times what it is, so each step gains an eighth."""
-
-        def value(self, w):
-            self.value_error = 1e-3
-            return super().value(w) + 1e-3 * torch.sin(1e9 * w.sum())
-
-        def value_and_grad(self, w, rtol=None):
-            self.value_error = 1e-16
-            return self._value(w), self.A @ w
-
-        def hessian(self, w, rtol=None):
-            self.hessian_error = 0.07
-            return MatrixOperator(torch.diag(torch.tensor([1.0, 0.08]).double()), symmetric=True)
-
-    problem = Rough([1.0, 0.01], x0=[0.0, 0.1])
-    result = minimize(problem, method=method(), options={"gtol": 0.0, "gtol_abs": 1e-7})
-    assert result.success
-    assert float(result.x.abs().max()) < 1e-5
-
-
 @both_hessians
 @every_method
 def test_inexact_hessians_still_converge(method, matrix):
