@@ -89,7 +89,10 @@ class Own:
                 g = pairs.col(f, g)
             return pairs.row(psi, phi)
 
-        return Task(run, lambda f: {"potential": _array(f * plan.eps), **_potentials(plan)}, passes=2 * sweeps + 1)
+        def answer(f: Tensor) -> Arrays:
+            return {"potential": _array(pairs.source.whole(f, plan.eps)), **_potentials(plan)}
+
+        return Task(run, answer, passes=2 * sweeps + 1)
 
     def _products(self, plan: Plan) -> Iterator[tuple[str, Task]]:
         if self.referee.saved is None:

@@ -65,9 +65,9 @@ def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None) -> Ten
     return out
 
 
-def half_step(q: Tensor, k: Tensor, v: Tensor, norm: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """`norm - lse(q, k, v)` and its difference from a guess of it, `guess - (norm - lse)`; both (n,)."""
-    potential = norm - lse(q, k, v, anchor=norm - guess)
+def half_step(q: Tensor, k: Tensor, v: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """`-lse(q, k, v)` and its difference from a guess of it, `guess + lse`; both (n,)."""
+    potential = -lse(q, k, v, anchor=-guess)
     return potential, guess - potential
 
 

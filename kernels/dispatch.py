@@ -90,15 +90,14 @@ def half_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    norm: Tensor,
     guess: Tensor,
     *,
     operands: Operands | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """A Sinkhorn half-step `norm - lse(q, k, v)`, and `guess - (norm - lse)` for a guess of it."""
+    """A Sinkhorn half-step `-lse(q, k, v)`, and `guess + lse` for a guess of it."""
     module = _module(resolve(backend, q.device, q.dtype))
-    return module.half_step(q, k, v, norm, guess, **_given(operands))
+    return module.half_step(q, k, v, guess, **_given(operands))
 
 
 @full_precision

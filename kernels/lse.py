@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ot_newton.kernels import tiles as tiling
 from ot_newton.kernels.operands import check, padded, padded_bias, prepare
-from ot_newton.kernels.tiles import exp2, part, row_sum, score
+from ot_newton.kernels.tiles import cdiv, exp2, part, row_sum, score
 
 _LOG2E = tl.constexpr(tiling.LOG2E)
 
@@ -47,36 +47,34 @@ def lse(
         ValueError: for tensors that are not on one CUDA device, or an unknown precision.
     """
     check(precision, q=q, k=k, v=v)
-    return _launch(q, k, v, None, anchor, precision, operands)[0]
+    return _launch(q, k, v, anchor, precision, operands)[0]
 
 
 def half_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    norm: Tensor,
     guess: Tensor,
     *,
     precision: str = "fp32",
     operands: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A Sinkhorn half-step `norm - lse(q, k, v)` and what the guess loses by it, `guess - (norm - lse)`; both (n,).
+    """A Sinkhorn half-step `-lse(q, k, v)` and what the guess loses by it, `guess + lse(q, k, v)`; both (n,).
 
     Args:
-        norm: (n,), what the logarithm is taken from.
         guess: (n,), a guess of the result, such as the potential of the last sweep; a bad one costs time only.
 
     The other arguments and the errors are those of `lse`.
     """
-    check(precision, q=q, k=k, v=v, norm=norm, guess=guess)
-    return _launch(q, k, v, norm, guess, precision, operands)
+    check(precision, q=q, k=k, v=v, guess=guess)
+    return _launch(q, k, v, guess, precision, operands, potential=True)
 
 
 def _launch(
-    q: Tensor, k: Tensor, v: Tensor, norm: Tensor | None, guess: Tensor | None, precision: str,
-    operands: tuple[Tensor, Tensor] | None,
+    q: Tensor, k: Tensor, v: Tensor, guess: Tensor | None, precision: str, operands: tuple[Tensor, Tensor] | None, *,
+    potential: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The log-sum-exp for a guess of it; with a norm the half-step and its change."""
+    """The log-sum-exp for a guess of it, or the `potential` that is its negative, and the change from the guess."""
     Q, K = operands or prepare(q, k, precision=precision)
     n, m, width, products = len(q), len(k), Q.shape[-1], 3 if Q.dim() == 3 else 1
     tiles = tiling.for_lse(width, products)
@@ -84,16 +82,14 @@ def _launch(
     sums, shifts, out = q.new_empty(ranges, n), q.new_empty(ranges, n), q.new_empty(n)
     bias = padded_bias(v, m)
     anchor = sums if guess is None else guess.contiguous()
-    offset, change = (out, out) if norm is None else (norm.contiguous(), q.new_empty(n))
-    sizes = (n, padded(n), padded(m), width, triton.cdiv(m, tiles.columns))
+    change = q.new_empty(n) if potential else out
+    sizes = (n, padded(n), padded(m), width, cdiv(m, tiles.columns))
     shape = (tiles.rows, tiles.columns, tiles.depth, products, tiling.streaming(width, products), tiles.stages)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     _lse_kernel[blocks, ranges](
-        Q, K, bias, anchor, offset, sums, shifts, *sizes, length, *shape, guess is not None, norm is not None, **options
+        Q, K, bias, anchor, sums, shifts, *sizes, length, *shape, guess is not None, potential, **options
     )
-    _finish_kernel[blocks,](
-        Q, K, bias, anchor, offset, sums, shifts, out, change, *sizes, ranges, *shape, norm is not None, **options
-    )
+    _finish_kernel[blocks,](Q, K, bias, anchor, sums, shifts, out, change, *sizes, ranges, *shape, potential, **options)
     return out, change
 
 
@@ -135,10 +131,10 @@ def _sum_range(
 
 @triton.jit(
     do_not_specialize=["n", "n_padded", "m_padded", "total", "length"],
-    do_not_specialize_on_alignment=["anchor_ptr", "norm_ptr"],
+    do_not_specialize_on_alignment=["anchor_ptr"],
 )
 def _lse_kernel(
-    q_ptr, k_ptr, v_ptr, anchor_ptr, norm_ptr, sum_ptr, shift_ptr, n, n_padded, m_padded, D, total, length,
+    q_ptr, k_ptr, v_ptr, anchor_ptr, sum_ptr, shift_ptr, n, n_padded, m_padded, D, total, length,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr, ANCHORED: tl.constexpr, POTENTIAL: tl.constexpr,
 ):  # fmt: skip
@@ -155,10 +151,7 @@ def _lse_kernel(
     rows = row + tl.arange(0, ROWS)
     real = rows < n
     if ANCHORED:
-        shift = tl.load(anchor_ptr + rows, mask=real, other=0.0)
-        if POTENTIAL:
-            shift = tl.load(norm_ptr + rows, mask=real, other=0.0) - shift
-        shift *= _LOG2E
+        shift = tl.load(anchor_ptr + rows, mask=real, other=0.0) * (-_LOG2E if POTENTIAL else _LOG2E)
     else:
         shift = highest(
             high, low, q_ptr, q_plane, k_ptr, k_plane, v_ptr, D, length if STREAMED else 1,
@@ -181,17 +174,17 @@ def _lse_kernel(
 
 @triton.jit(
     do_not_specialize=["n", "n_padded", "m_padded", "total", "ranges"],
-    do_not_specialize_on_alignment=["anchor_ptr", "norm_ptr"],
+    do_not_specialize_on_alignment=["anchor_ptr"],
 )
 def _finish_kernel(
-    q_ptr, k_ptr, v_ptr, anchor_ptr, norm_ptr, sum_ptr, shift_ptr, out_ptr, change_ptr,
+    q_ptr, k_ptr, v_ptr, anchor_ptr, sum_ptr, shift_ptr, out_ptr, change_ptr,
     n, n_padded, m_padded, D, total, ranges,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr, STREAMED: tl.constexpr,
     STAGES: tl.constexpr, POTENTIAL: tl.constexpr,
 ):  # fmt: skip
     """Add the ranges of a block of rows in their order, or repeat the block where its shifts were bad.
 
-    With POTENTIAL the result is subtracted from the norm, and the guess's difference from it is written too.
+    With POTENTIAL the result is negated, and the guess's difference from it is written too.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS
     rows = row + tl.arange(0, ROWS)
@@ -226,6 +219,6 @@ def _finish_kernel(
         )  # fmt: skip
     result = (top + tl.log2(out)) / _LOG2E
     if POTENTIAL:
-        result = tl.load(norm_ptr + rows, mask=real, other=0.0) - result
+        result = -result
         tl.store(change_ptr + rows, tl.load(anchor_ptr + rows, mask=real, other=0.0) - result, mask=real)
     tl.store(out_ptr + rows, result, mask=real)

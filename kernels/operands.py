@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ot_newton.kernels.tiles import INTERPRETED, LOG2E, PAD
+from ot_newton.kernels.tiles import INTERPRETED, LOG2E, PAD, cdiv, power_of_2
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_PACKED = 128  # widest operand that keeps its products side by side
@@ -42,7 +42,7 @@ def check(precision: str, **tensors: Tensor) -> None:
 
 def padded(n: int) -> int:
     """Rows of an operand for n points: whole tiles of every kernel."""
-    return triton.cdiv(n, PAD) * PAD
+    return cdiv(n, PAD) * PAD
 
 
 def padded_bias(v: Tensor, m: int) -> Tensor:
@@ -54,8 +54,8 @@ def layout(d: int, precision: str) -> tuple[int, int]:
     """Width of an operand for d coordinates, and the number of products that a score takes."""
     parts = 3 if precision == "fp32" else 1
     if parts * d <= MAX_PACKED:
-        return max(16, triton.next_power_of_2(parts * d)), 1
-    return HELD if d <= HELD else triton.cdiv(d, STEP) * STEP, parts
+        return max(16, power_of_2(parts * d)), 1
+    return HELD if d <= HELD else cdiv(d, STEP) * STEP, parts
 
 
 def prepare(q: Tensor, k: Tensor, *, precision: str = "fp32", factor: float = LOG2E) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def prepare(q: Tensor, k: Tensor, *, precision: str = "fp32", factor: float = LO
     rows = 2048 // columns
     strides = (*q.stride(), *k.stride())
     _range_kernel[_RANGE_PROGRAMS, 2](q, k, ranges, n, m, d, *strides, rows, columns, _RANGE_PROGRAMS)
-    grid = (triton.cdiv(max(padded(n), padded(m)), rows), triton.cdiv(w, columns), 2)
+    grid = (cdiv(max(padded(n), padded(m)), rows), cdiv(w, columns), 2)
     _split_kernel[grid](
         q, k, ranges, Q, K, n, m, padded(n), padded(m), d, w, *strides, factor,
         rows, columns, planes, precision == "fp32", _RANGE_PROGRAMS,
@@ -100,7 +100,7 @@ def prepare_columns(V: Tensor, width: int) -> tuple[Tensor, Tensor]:
     parts = V.new_empty(2, padded(m), width, dtype=torch.float16)
     scale = V.new_empty(width)
     rows = 2048 // width
-    _columns_kernel[triton.cdiv(padded(m), rows),](V, largest, parts, scale, m, padded(m), c, *V.stride(), rows, width)
+    _columns_kernel[cdiv(padded(m), rows),](V, largest, parts, scale, m, padded(m), c, *V.stride(), rows, width)
     return parts, scale
 
 

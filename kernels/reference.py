@@ -1,7 +1,7 @@
 """The primitives over all n×m pairs as dense formulas: the specification that the other backends are tested against.
 
 Every primitive works on a score `S_ij = q_i·k_j + v_j` or a plan `P_ij = exp(q_i·k_j + u_i + v_j)`. The scale of the
-cost and 1/eps are folded into `q`; potentials, squared norms and log-weights into `u` and `v` (-inf: weight zero).
+cost and 1/eps are folded into `q`; potentials and log-weights into `u` and `v` (-inf: weight zero).
 Any dtype, memory O(n·m).
 """
 
@@ -14,9 +14,9 @@ def lse(q: Tensor, k: Tensor, v: Tensor, *, anchor: Tensor | None = None) -> Ten
     return torch.logsumexp(q @ k.T + v, dim=1)
 
 
-def half_step(q: Tensor, k: Tensor, v: Tensor, norm: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """`norm - lse(q, k, v)` and its difference from a guess of it, `guess - (norm - lse)`; both (n,)."""
-    potential = norm - lse(q, k, v)
+def half_step(q: Tensor, k: Tensor, v: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """`-lse(q, k, v)` and its difference from a guess of it, `guess + lse`; both (n,)."""
+    potential = -lse(q, k, v)
     return potential, guess - potential
 
 

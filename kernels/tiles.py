@@ -7,6 +7,7 @@ time.
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,21 @@ def for_weights(width: int, products: int) -> Tiles:
     return Tiles(64, 64, width, 4, 3 if products == 1 else 2)
 
 
+def cdiv(n: int, size: int) -> int:
+    """Pieces of this size that cover n."""
+    return -(-n // size)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def streaming(width: int, products: int) -> int:
     """How a program reads an operand: 0 holds its rows, 1 streams them, 2 also adds long sums in short pieces."""
     if width <= (64 if products == 3 else 128):
@@ -70,14 +86,11 @@ def streaming(width: int, products: int) -> int:
 
 def partition(n: int, m: int, tiles: Tiles, device: torch.device) -> tuple[int, int, int]:
     """Blocks of rows, ranges of columns, and tiles in a range."""
-    blocks, total = triton.cdiv(n, tiles.rows), triton.cdiv(m, tiles.columns)
-    if device.type == "cuda":
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    else:
-        multiprocessors = _CPU_MULTIPROCESSORS
-    ranges = min(max(_WAVES * multiprocessors // blocks, 1), triton.cdiv(total, 2), _MAX_RANGES)
-    length = triton.cdiv(total, ranges)
-    return blocks, triton.cdiv(total, length), length
+    blocks, total = cdiv(n, tiles.rows), cdiv(m, tiles.columns)
+    multiprocessors = _multiprocessors(device) if device.type == "cuda" else _CPU_MULTIPROCESSORS
+    ranges = min(max(_WAVES * multiprocessors // blocks, 1), cdiv(total, 2), _MAX_RANGES)
+    length = cdiv(total, ranges)
+    return blocks, cdiv(total, length), length
 
 
 @triton.jit

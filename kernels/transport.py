@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from ot_newton.kernels import tiles as tiling
 from ot_newton.kernels.lse import highest
 from ot_newton.kernels.operands import padded, padded_bias, prepare, prepare_columns
-from ot_newton.kernels.tiles import exp2, part, row_sum, score
+from ot_newton.kernels.tiles import cdiv, exp2, part, power_of_2, row_sum, score
 
 MAX_COLUMNS = 64
 _LOG2E = tl.constexpr(tiling.LOG2E)
@@ -56,7 +56,7 @@ def transport(
             guess, sign, offset = potential, -1.0, -math.log(n)
         else:
             guess, sign, offset = anchor.contiguous(), 1.0, 0.0
-        C = 1 if single else max(16, triton.next_power_of_2(columns.shape[1]))
+        C = 1 if single else max(16, power_of_2(columns.shape[1]))
         if single:
             tiles = tiling.for_lse(width, products)
         elif weights is None:
@@ -70,7 +70,7 @@ def transport(
         else:
             parts, scale = prepare_columns(columns, C)
         acc = q.new_empty(ranges, n, C)
-        sizes = (n, padded(n), padded(m), width, a_width, triton.cdiv(m, tiles.columns))
+        sizes = (n, padded(n), padded(m), width, a_width, cdiv(m, tiles.columns))
         shape = (
             tiles.rows, tiles.columns, tiles.depth, products, tiling.streaming(width, products), tiles.stages,
             C, precision == "fp32", u is None, weights is not None,

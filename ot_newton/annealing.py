@@ -7,6 +7,7 @@ diameter down a level has few eps to go, `f ← f_{t/ρ}` being right to about t
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ot_newton.pairs import Pairs
@@ -17,13 +18,25 @@ from ot_newton.two_level import two_level
 RATIO = 0.25
 LOOSE = 0.05
 LEVEL_ERROR = 0.01
+SAMPLED = 16
+LOST = 1e3  # eps; a sweep moves a potential by about one
 # (eps relative to the mean cost, error of the first sweep): below the one and above the other annealing pays.
 PAYS = ((1e-2, 0.6), (1e-3, 0.1))
 
 
+def is_lost(pairs: Pairs, phi: Tensor, psi: Tensor) -> bool:
+    """Whether the potentials contradict each other, at a few rows that are looked at, so far that sweeps take ages."""
+    x, y = pairs.source, pairs.target
+    rows = x.weights.nonzero()[:, 0]
+    rows = rows[:: max(1, len(rows) // SAMPLED)]
+    scores = (x.query[rows] @ y.key.T).to(torch.float64) + psi + y.log_weights
+    gap = phi[rows] + torch.logsumexp(scores, 1)
+    return bool((gap - gap.mean()).square().mean().sqrt() > LOST)
+
+
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a solver starts: psi (m,) in units of eps, a guess of phi (n,) and slow modes (m, k), where known."""
+    """Where a solver starts: psi (m,), a guess of phi (n,) and slow modes (m, k), where known."""
 
     phi: Tensor | None
     psi: Tensor
@@ -39,7 +52,7 @@ def annealed(pairs: Pairs, start: Start, ratio: float | None, watch: Watch, *, s
     """
     x, y = pairs.source, pairs.target
     if ratio is None:
-        mean = float(x.weights @ x.norm + y.weights @ y.norm)
+        mean = float(pairs.dual_of_norms)
         floors = [error for share, error in PAYS if mean * share > 1 and watch.tol < LOOSE]
         ratio = 1.0
         if floors and watch.left() > 4:
@@ -51,6 +64,8 @@ def annealed(pairs: Pairs, start: Start, ratio: float | None, watch: Watch, *, s
             ratio = RATIO
     temperature = 4 * pairs.eps * max(float(side.norm.max()) for side in (x, y))
     level = float("inf") if sweeps_only else max(watch.tol, LEVEL_ERROR)
+    if ratio < 1 and temperature > pairs.eps:  # potentials without norms are proportional to 1/temperature
+        start = Start(start.phi, start.psi * (pairs.eps / temperature), start.modes)
     while ratio < 1 and temperature > pairs.eps and watch.left() > 4:
         hot = pairs.at(temperature)
         cooler = max(temperature * ratio, pairs.eps)

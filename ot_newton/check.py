@@ -15,6 +15,8 @@ from torch import Tensor
 from ot_newton.check_report import FAR, ISOLATED, Cloud, Report
 from ot_newton.cost import Cost, make_cost
 from ot_newton.pairs import Pairs
+from ot_newton.plan import Plan
+from ot_newton.potentials import resolution
 from ot_newton.sinkhorn import solve_checked
 from ot_newton.validate import POINTS, as_real, check_measures, check_positive
 
@@ -85,7 +87,7 @@ def check(
         passes=trial.n_passes,
         trial_status=trial.status,
         trial=trial.shape,
-        resolution=_resolution(Pairs.of(tx, ty, a, b, temperature, kind.scale), torch.cat([trial.phi, trial.psi])),
+        resolution=_resolution(Pairs.of(tx, ty, a, b, temperature, kind.scale), trial),
         tol=tol,
     )
 
@@ -118,10 +120,12 @@ def _mean_cost(x: Tensor, y: Tensor, a: Tensor, b: Tensor, scale: float) -> floa
     return scale * float(inner + (mx - my).square().sum())
 
 
-def _resolution(pairs: Pairs, trial: Tensor) -> float:
-    """What `Watch.resolution` will be, with the largest potential of the trial in place of the unknown one."""
-    norm = max(float(side.norm.max()) for side in (pairs.source, pairs.target))
-    return torch.finfo(trial.dtype).eps * (float(trial.abs().max().nan_to_num(nan=math.inf)) + norm + 1)
+def _resolution(pairs: Pairs, trial: Plan) -> float:
+    """What `potentials.resolution` will be: that of the trial, or more by as much as the points reach out further."""
+    found = resolution(trial.pairs, trial.phi, trial.psi)
+    reach = [float(max(side.norm.max() for side in (p.source, p.target))) for p in (pairs, trial.pairs)]
+    further = max(reach[0] / reach[1], 1.0) if reach[1] > 0 else 1.0
+    return math.inf if math.isnan(found) else found * further
 
 
 def _cloud(

@@ -13,13 +13,13 @@ changes H in first order by -eps <P, δ w²>, w the rate of log P along a direct
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, nan, sqrt
 
 import torch
 from torch import Tensor
 
 from ot_newton.operators import MatrixOperator
-from ot_newton.potentials import ILLEGIBLE
+from ot_newton.potentials import ILLEGIBLE, resolution
 from ot_newton.schur import SchurSpace, on_host, small_eigh, start_block
 from ot_newton.status import Status
 
@@ -85,6 +85,7 @@ class GalerkinHessian:
         self.matrix, self.change, self.complete = self.explicit, inf, False
         self.coordinates, self._squares = space.Q.T @ self.B, self._gram.diagonal()
         self._stages: list[tuple[Tensor, Tensor]] = []
+        self._corrected: tuple[Tensor, Tensor, float, float] | None = None
 
     def solve(self, modes: Tensor | None, done: Callable[["GalerkinHessian"], bool], max_iter: int) -> Status:
         """Grow until `done`, the space is complete, or rounding ends the progress; two passes a step.
@@ -125,6 +126,7 @@ class GalerkinHessian:
 
     def _project(self) -> None:
         self._stages.append((self.matrix, self._unanswered))
+        self._corrected = None
         self.coordinates, R = self.space.solve(self.B)
         answered = self.B[:, :-1].T @ (self.space.Q @ self.coordinates[:, :-1])
         answered, self._gram = on_host(answered, R.T @ R)
@@ -149,18 +151,16 @@ class GalerkinHessian:
         radius = float((pairs.target.points**2).sum(1).max())
         return (1 - 2 * pairs.scale / self.eps * radius) * self.ceiling
 
-    @property
-    def theta(self) -> float:
+    def _slowest(self, lowest: Tensor) -> float:
         """The least θ with which `eps RᵀR/θ` of an earlier stage foretold how far the matrix has risen since.
 
-        Looked at in the mean over all directions and in that of the smallest eigenvalue.
+        Looked at in the mean over all directions and in that of the smallest eigenvalue, `lowest` (k,).
         """
-        lowest = self._lowest_direction[:, None]
         ratios = []
         for before, unanswered in self._stages:
             risen = self.matrix - before
             ratios.append(unanswered.trace() / risen.trace())
-            ratios.append((lowest.T @ unanswered @ lowest / (lowest.T @ risen @ lowest))[0, 0])
+            ratios.append((lowest @ unanswered @ lowest) / (lowest @ risen @ lowest))
         found = torch.stack(ratios)
         found = found[(found > 0) & torch.isfinite(found)]
         return min(1.0, float(found.min())) if len(found) else 1.0
@@ -170,6 +170,11 @@ class GalerkinHessian:
 
         Returns it and its transport, in the scaling of the space, its `<P, δ²>`, and that of what was held back.
         """
+        if self._corrected is None:
+            self._corrected = self._correct()
+        return self._corrected
+
+    def _correct(self) -> tuple[Tensor, Tensor, float, float]:
         space = self.space
         theta, E = (t.to(self.B.dtype) for t in space.ritz())
         wanted = E.T @ (space.Q.T @ self.B[:, -1])
@@ -193,18 +198,19 @@ class GalerkinHessian:
         cannot be told apart in this dtype, nothing is left but what the geometry says: `C (1 - τ max|y|²)` ⪯ H ⪯ C,
         τ = 2s/eps.
         """
-        theta, identity = self.theta, torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        lowest, identity = self._lowest_direction, torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        theta = self._slowest(lowest)
         x, Px, taken, left = self.correction()
         residual, whole = float(self._gram[-1, -1]), float(self._squares[-1])
         missing = self.space.r_inv * (self.space.pairs.source.weights - self.space.r)
         left = left + min(UNSEEN * residual, whole) / theta + float(missing @ (self.space.r * missing))
-        rounded = resolution(self.space)
+        rounded = resolution(self.space.pairs, self.space.phi, self.space.psi)
         matrix, spread, beyond, slack = self.matrix, self.ceiling - self.matrix, SECOND * taken, 0 * identity
         if TAILS * sqrt(taken) <= SHARP:
             beyond = TAILS * sqrt(taken)
         elif beyond < 1:
             space = self.space
-            change, second = shift(space.root_inv * x, space.r_inv * Px, self._lowest_direction.to(self.B))
+            change, second = shift(space.root_inv * x, space.r_inv * Px, lowest.to(self.B))
             (change,) = on_host(change)
             matrix, beyond = matrix + change, beyond + SECOND * second
             slack = SHARE * _largest(change) * identity
@@ -243,16 +249,11 @@ class Bracket:
         return BracketedMatrix(self.matrix, self.lower, self.upper)
 
 
-def resolution(space: SchurSpace) -> float:
-    """Relative error of each P_ij from rounding its exponent."""
-    source, target = space.pairs.source, space.pairs.target
-    size = space.psi[target.weights > 0].abs().max() + target.norm.max() + source.norm.max() + 1
-    return torch.finfo(space.psi.dtype).eps * float(size)
-
-
 def _largest(matrix: Tensor) -> float:
     """The spectral norm of a symmetric matrix on the CPU; NaN if it is not finite."""
-    return float(small_eigh(matrix)[0].abs().max())
+    if not bool(matrix.isfinite().all()):
+        return nan
+    return float(torch.linalg.eigvalsh(matrix).abs().max())
 
 
 def _lowest(matrix: Tensor) -> float:

@@ -20,7 +20,7 @@ from ot_newton.kernels.precision import full_precision
 from ot_newton.linear_model import MODES, carried, moves
 from ot_newton.marginal_shift import Moments, shift
 from ot_newton.pairs import Pairs
-from ot_newton.potentials import Potentials, Watch, centred, dual
+from ot_newton.potentials import Potentials, Watch, centred, dual, in_gauge
 from ot_newton.schur import SchurSpace
 from ot_newton.two_level import START, correction, orthonormal_under, two_level
 
@@ -39,8 +39,8 @@ class OneShot:
         known: the Hessian (pq, pq) with its bracket and an estimate of its error.
         change: relative change of the matrix in the last step of the block solve.
         error: L1 marginal error of the plan that was used.
-        phi, psi: corrected potentials, in units of eps.
-        dphi, dpsi: (n, pq) and (m, pq), their response to W.
+        f, g: corrected potentials, in units of the cost.
+        dphi, dpsi: (n, pq) and (m, pq), their response to W in units of eps.
         modes: (m, k), slow displacements of psi.
     """
 
@@ -49,8 +49,8 @@ class OneShot:
     known: Bracket
     change: float
     error: float
-    phi: Tensor
-    psi: Tensor
+    f: Tensor
+    g: Tensor
     dphi: Tensor
     dpsi: Tensor
     modes: Tensor
@@ -86,22 +86,23 @@ def _sweep(pairs: Pairs, X: Tensor, psi: Tensor, guess: Tensor | None, V: Tensor
     return _Sweep(state, V, columns[:, :k], mean, second, state.c[:, None] * columns[:, k:])
 
 
-def _corrected(swept: _Sweep) -> tuple[Tensor, Tensor]:
-    """The next psi, two-level corrected, and the block V to go on with."""
+def _corrected(swept: _Sweep) -> tuple[Tensor, Tensor, Tensor]:
+    """A guess of the next phi, the next psi, two-level corrected, and the block V to go on with."""
     state, c = swept.state, swept.state.c
     JV = centred(swept.JV, c)
     step = centred(state.ahead - state.psi, c)
     if float(state.error) < START:
         slow = correction(centred(swept.V, c), JV, step, c)
         step = step + slow * (CAP / slow.abs().max().clamp_min(CAP))
-    return centred(state.psi, c) + step, orthonormal_under(JV, c)
+    phi, psi = state.level()
+    return phi, psi + step, orthonormal_under(JV, c)
 
 
 @full_precision
 def one_shot(
     pairs: Pairs,
     X: Tensor,
-    psi: Tensor,
+    g: Tensor,
     *,
     guess: Tensor | None = None,
     modes: Tensor | None = None,
@@ -110,20 +111,22 @@ def one_shot(
     max_iter: int = 12,
     budget: int = 1000,
 ) -> OneShot:
-    """Evaluate at the points X W held by `pairs`, from potentials psi (m,) that are right to a marginal error `coarse`.
+    """Evaluate at the points X W held by `pairs`, from a potential g (m,) that is right to a marginal error `coarse`.
 
     Where they are not, two-level sweeps bring them there first. The block solve goes on until the Hessian changes by
     less than `rtol` in a step, which leaves it much closer than that, and most of the marginal residual is answered.
     """
+    phi = None if guess is None else pairs.source.reduced(guess, pairs.eps)
+    phi, psi = in_gauge(pairs, phi, pairs.target.reduced(g, pairs.eps))
     rng = torch.Generator(device=psi.device).manual_seed(0)
     random = torch.randn(len(psi), WIDTH, generator=rng, dtype=psi.dtype, device=psi.device)
     V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
-    swept = _sweep(pairs, X, psi, guess, V)
+    swept = _sweep(pairs, X, psi, phi, V)
     for _ in range(SWEEPS):
         if float(swept.state.error) <= coarse or not bool((swept.state.c > 0).all()):
             break
-        psi, V = _corrected(swept)
-        swept = _sweep(pairs, X, psi, swept.state.phi, V)
+        phi, psi, V = _corrected(swept)
+        swept = _sweep(pairs, X, psi, phi, V)
     if not float(swept.state.error) <= coarse:
         watch = Watch(pairs, coarse, pairs.passes.total + budget)
         state, _ = two_level(pairs, swept.state.ahead, watch, modes=V, guess=swept.state.phi)
@@ -151,8 +154,8 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
         known=known,
         change=H.change,
         error=float(state.error),
-        phi=state.phi - space.r_inv * Px,
-        psi=state.psi + space.root_inv * x,
+        f=pairs.source.whole(state.phi - space.r_inv * Px, eps),
+        g=pairs.target.whole(state.psi + space.root_inv * x, eps),
         dphi=dphi,
         dpsi=dpsi,
         modes=space.slow_modes(MODES),

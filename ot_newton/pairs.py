@@ -2,11 +2,16 @@
 
 With centred points the cost is `C_ij = s|x_i|² + s|y_j|² - 2s x_i·y_j`, so the plan
 `P_ij = a_i b_j exp((f_i + g_j - C_ij)/eps)` is a biased dot product (FlashSinkhorn, arXiv:2602.03067, Proposition 1).
-Potentials are kept dimensionless here, `phi = f/eps` and `psi = g/eps`.
+Potentials are kept dimensionless here, and without the norms,
+
+    phi_i = (f_i - s|x_i|²)/eps,   psi_j = (g_j - s|y_j|²)/eps,   P_ij = a_i b_j exp(phi_i + psi_j + 2s x_i·y_j/eps),
+
+since in many dimensions the norms are most of a potential, and most of what rounding would take from it.
 """
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from operator import add, sub
 from typing import Any
 
@@ -77,19 +82,27 @@ class Side:
 
     points: Tensor  # (n, d), relative to the common centroid
     weights: Tensor  # (n,)
+    log_weights: Tensor  # (n,)
     query: Tensor  # (n, d) and more with labels, the points times 2s/eps
     key: Tensor  # (n, d) and more with labels, the points
-    norm: Tensor  # (n,), s|x|²/eps
-    bias: Tensor  # (n,), log weight minus norm
+    norm: Tensor  # (n,), s|x|²/eps in float64
 
     @classmethod
     def at(cls, points: Tensor, weights: Tensor, factor: float, labels: tuple[Tensor, Tensor] | None = None) -> "Side":
         """The side for `factor` = s/eps and columns of labels for query and key."""
-        norm = (points * points).sum(1) * factor
+        wide = points.to(torch.float64)
         query, key = points * (2 * factor), points
         if labels is not None:
             query, key = torch.cat([query, labels[0]], 1), torch.cat([key, labels[1]], 1)
-        return cls(points, weights, query, key, norm, weights.log() - norm)
+        return cls(points, weights, weights.log(), query, key, (wide * wide).sum(1) * factor)
+
+    def reduced(self, potential: Tensor, eps: float) -> Tensor:
+        """What `Pairs` keeps of a potential in units of the cost, `potential/eps - norm`; both (n,)."""
+        return (potential.to(torch.float64) / eps - self.norm).to(self.points.dtype)
+
+    def whole(self, reduced: Tensor, eps: float) -> Tensor:
+        """The potential in units of the cost; the inverse of `reduced`."""
+        return (eps * (reduced + self.norm)).to(self.points.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +176,12 @@ class Pairs:
         """(n, m)."""
         return len(self.source.points), len(self.target.points)
 
+    @cached_property
+    def dual_of_norms(self) -> Tensor:
+        """What the norms add to the dual value, in units of eps and in float64; shape ()."""
+        x, y = self.source, self.target
+        return x.weights.to(torch.float64) @ x.norm + y.weights.to(torch.float64) @ y.norm
+
     @property
     def look_every(self) -> int:
         """Iterations between two looks at a result, which make the device wait."""
@@ -201,7 +220,7 @@ class Pairs:
         return {"operands": self.operands, "backend": self.backend}
 
     def row(self, psi: Tensor, guess: Tensor | None = None) -> Tensor:
-        """`phi_i = -log Σ_j b_j exp(psi_j - C_ij/eps)`, shape (n,): the half-step that makes the row sums equal a.
+        """`phi_i = -log Σ_j b_j exp(psi_j + 2s x_i·y_j/eps)`, (n,): the half-step that makes the row sums equal a.
 
         A guess of the result, if there is one, makes the pass cheaper.
         """
@@ -209,17 +228,17 @@ class Pairs:
             return self.row_change(psi, guess)[0]
         self.ledger.add(Passes(half_steps=1))
         x, y = self.source, self.target
-        return x.norm - dispatch.lse(x.query, y.key, psi + y.bias, **self._how)
+        return -dispatch.lse(x.query, y.key, psi + y.log_weights, **self._how)
 
     def col(self, phi: Tensor, guess: Tensor | None = None) -> Tensor:
-        """`psi_j = -log Σ_i a_i exp(phi_i - C_ij/eps)`, (m,): the half-step that makes the column sums equal b."""
+        """`psi_j = -log Σ_i a_i exp(phi_i + 2s x_i·y_j/eps)`, (m,), which makes the column sums equal b."""
         return self.swapped().row(phi, guess)
 
     def row_change(self, psi: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         """`row(psi)` and `guess - row(psi)`, the logarithm of what the row sums are off by; both (n,)."""
         self.ledger.add(Passes(half_steps=1))
         x, y = self.source, self.target
-        return dispatch.half_step(x.query, y.key, psi + y.bias, x.norm, guess, **self._how)
+        return dispatch.half_step(x.query, y.key, psi + y.log_weights, guess, **self._how)
 
     def col_change(self, phi: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         """`col(phi)` and `guess - col(phi)`, the logarithm of what the column sums are off by; both (m,)."""
@@ -229,7 +248,7 @@ class Pairs:
         """`row(psi)` and, riding on the same pass, `D_a⁻¹ P V` of the plan it makes; shapes (n,) and (n, c)."""
         self.ledger.add(Passes(half_steps=1, columns=V.shape[1]))
         log_sum, means = self._averager(psi, guess)(V)
-        return self.source.norm - log_sum, means
+        return -log_sum, means
 
     def col_with(self, phi: Tensor, U: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`col(phi)` and, riding on the same pass, `D_b⁻¹ Pᵀ U` of the plan it makes; shapes (m,) and (m, c)."""
@@ -259,15 +278,15 @@ class Pairs:
 
     def _averager(self, psi: Tensor, guess: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         x, y = self.source, self.target
-        bias = dispatch.padded(psi + y.bias, backend=self.backend)
-        anchor = None if guess is None else x.norm - guess
+        bias = dispatch.padded(psi + y.log_weights, backend=self.backend)
+        anchor = None if guess is None else -guess
         return lambda V: dispatch.attend(x.query, y.key, bias, V, anchor=anchor, **self._how)
 
     def apply(self, phi: Tensor, psi: Tensor, V: Tensor) -> Tensor:
         """Transport application `P V`, shape (n, c)."""
         self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
-        return dispatch.apply(x.query, y.key, phi + x.bias, psi + y.bias, V, **self._how)
+        return dispatch.apply(x.query, y.key, phi + x.log_weights, psi + y.log_weights, V, **self._how)
 
     def adjoint(self, phi: Tensor, psi: Tensor, U: Tensor) -> Tensor:
         """Transport application `Pᵀ U`, shape (m, c)."""
@@ -277,11 +296,11 @@ class Pairs:
         """Hadamard-weighted transport `(P ∘ A Bᵀ) V`, shape (n, c)."""
         self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
-        return dispatch.hadamard(x.query, y.key, phi + x.bias, psi + y.bias, A, B, V, **self._how)
+        u, v = phi + x.log_weights, psi + y.log_weights
+        return dispatch.hadamard(x.query, y.key, u, v, A, B, V, **self._how)
 
     def hadamard_means(self, psi: Tensor, A: Tensor, B: Tensor, V: Tensor, guess: Tensor) -> Tensor:
         """`(D_r⁻¹ P ∘ A Bᵀ) V`, (n, c), normalised in the pass itself; `guess` is the source potential."""
         self.ledger.add(Passes.application(V.shape[1]))
         x, y = self.source, self.target
-        anchor = x.norm - guess
-        return dispatch.hadamard(x.query, y.key, None, psi + y.bias, A, B, V, anchor=anchor, **self._how)
+        return dispatch.hadamard(x.query, y.key, None, psi + y.log_weights, A, B, V, anchor=-guess, **self._how)

@@ -32,6 +32,7 @@ class Plan(Counted):
         x, y: the points as they were given.
         a, b: the weights that were asked for, (n,) and (m,).
         f, g: potentials (n,) and (m,), in the units of the cost.
+        phi, psi: the same in units of eps and without the norms of the points, as `Pairs` keeps them.
         eps: temperature, in the units of the cost.
         row_sums, col_sums: the marginals r = P1 (n,) and c = Pᵀ1 (m,) that the plan has.
         error: L1 marginal error |r - a|₁ + |c - b|₁.
@@ -45,8 +46,8 @@ class Plan(Counted):
     y: Tensor
     a: Tensor
     b: Tensor
-    f: Tensor
-    g: Tensor
+    phi: Tensor
+    psi: Tensor
     eps: float
     row_sums: Tensor
     col_sums: Tensor
@@ -75,7 +76,7 @@ class Plan(Counted):
 
     def moved(self, dphi: Tensor, dpsi: Tensor) -> "Plan":
         """A starting point for a neighbouring problem: this plan's potentials moved by eps·(dphi, dpsi)."""
-        return replace(self, f=self.f + self.eps * dphi, g=self.g + self.eps * dpsi)
+        return replace(self, phi=self.phi + dphi, psi=self.psi + dpsi)
 
     def with_modes(self, modes: Tensor) -> "Plan":
         """The same plan with fresher slow modes for later solves."""
@@ -91,14 +92,14 @@ class Plan(Counted):
         )
 
     @cached_property
-    def phi(self) -> Tensor:
-        """f/eps, (n,)."""
-        return self.f / self.eps
+    def f(self) -> Tensor:
+        """Potential of the sources in units of the cost, (n,)."""
+        return self.pairs.source.whole(self.phi, self.eps)
 
     @cached_property
-    def psi(self) -> Tensor:
-        """g/eps, (m,)."""
-        return self.g / self.eps
+    def g(self) -> Tensor:
+        """Potential of the targets in units of the cost, (m,)."""
+        return self.pairs.target.whole(self.psi, self.eps)
 
     def apply(self, V: Tensor) -> Tensor:
         """`P V` for V of shape (m,) or (m, k), as r times averages. One pass for every 64 columns."""
@@ -137,14 +138,19 @@ class Plan(Counted):
         return torch.where(self.row_sums[:, None] > 0, mean, torch.full_like(mean, torch.nan))
 
     def value(self) -> Tensor:
-        """`<P, C> + eps KL(P | a⊗b) = <r, f> + <c, g>` for the marginals that the plan has; shape ()."""
-        return _dot(self.row_sums, self.f) + _dot(self.col_sums, self.g)
+        """`<P, C> + eps KL(P | a⊗b) = <r, f> + <c, g>` for the marginals that the plan has; shape ().
+
+        Both have one mass but for rounding, by which the constant between f and g would show: that of r is taken.
+        """
+        r, c = (w.sum(dtype=torch.float64) for w in (self.row_sums, self.col_sums))
+        second = _dot(self.col_sums, self.g).to(torch.float64) * (r / c)
+        return (_dot(self.row_sums, self.f) + second).to(self.phi.dtype)
 
     def dual_value(self) -> Tensor:
         """`<a, f> + <b, g> + eps (1 - |P|₁)`, shape (): a lower bound of OT_eps(a, b), off by O(error²)."""
         mass = self.row_sums.sum(dtype=torch.float64)
         gap = self.eps * (1 - mass)
-        return _dot(self.a, self.f) + _dot(self.b, self.g) + gap.to(self.f.dtype)
+        return _dot(self.a, self.f) + _dot(self.b, self.g) + gap.to(self.phi.dtype)
 
     def grad(self) -> Tensor:
         """∇_x of the value at fixed marginals, `2s (r_i x_i - (P y)_i)` by rows, (n, d)."""

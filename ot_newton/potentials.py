@@ -17,7 +17,7 @@ ILLEGIBLE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Potentials:
-    """Dimensionless potentials with the marginals and the L1 error that their plan has.
+    """Potentials, as `Pairs` keeps them, with the marginals and the L1 error that their plan has.
 
     `ahead` is the target potential one half-step further, and `modes` (m, k) are slow displacements of it, if known.
     """
@@ -40,17 +40,40 @@ class Potentials:
         error = (b * torch.expm1(gap)).abs().sum(dtype=torch.float64)
         return cls(phi, psi, pairs.source.weights, b * torch.exp(gap), error, ahead, modes)
 
+    def level(self) -> tuple[Tensor, Tensor]:
+        """phi and psi of the same plan with one mean, so that neither is larger than it must be."""
+        shift = ((self.c @ self.psi) / self.c.sum() - (self.r @ self.phi) / self.r.sum()) / 2
+        return self.phi + shift, self.psi - shift
+
 
 def dual(pairs: Pairs, phi: Tensor, psi: Tensor) -> Tensor:
-    """Dual value in units of eps, `a·phi + b·psi` in float64, for `phi = row(psi)`."""
+    """Dual value in units of eps, `(a·f + b·g)/eps` in float64, for `phi = row(psi)`."""
     a, b = pairs.source.weights.to(torch.float64), pairs.target.weights.to(torch.float64)
     psi = torch.where(b > 0, psi.to(torch.float64), torch.zeros_like(b))
-    return a @ torch.where(a > 0, phi.to(torch.float64), torch.zeros_like(a)) + b @ psi
+    phi = torch.where(a > 0, phi.to(torch.float64), torch.zeros_like(a))
+    return a @ phi + b @ psi + pairs.dual_of_norms
+
+
+def resolution(pairs: Pairs, phi: Tensor, psi: Tensor) -> float:
+    """Relative error of each P_ij from rounding its exponent; a marginal error below it means little.
+
+    Where P_ij is not negligible the score `2s x_i·y_j/eps` is about as large as the potentials that it meets.
+    """
+    sides = (pairs.source.weights, phi), (pairs.target.weights, psi)
+    largest = [torch.where(w > 0, potential.abs(), torch.zeros_like(w)).max() for w, potential in sides]
+    return torch.finfo(psi.dtype).eps * (float(torch.maximum(*largest)) + 1)
 
 
 def centred(psi: Tensor, c: Tensor) -> Tensor:
     """psi (m,) or (m, k) less its mean under c: the gauge fixed."""
     return psi - (c @ psi) / c.sum()
+
+
+def in_gauge(pairs: Pairs, phi: Tensor | None, psi: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The same plan with the constant that makes psi 0 in the mean, so that neither is larger than it must be."""
+    b = pairs.target.weights.to(torch.float64)
+    shift = (b @ torch.where(b > 0, psi.to(torch.float64), 0.0)).to(psi.dtype)
+    return None if phi is None else phi + shift, psi - shift
 
 
 @dataclass
@@ -87,9 +110,8 @@ class Watch:
         return Status.PASS_LIMIT if self.left() < 2 else None
 
     def resolution(self, state: Potentials) -> float:
-        """Relative error of each P_ij from rounding its exponent: a marginal error below it means little."""
-        size = state.psi[self.pairs.target.weights > 0].abs().max() + self.pairs.target.norm.max() + 1
-        return torch.finfo(state.psi.dtype).eps * float(size)
+        """Relative error of each P_ij from rounding its exponent."""
+        return resolution(self.pairs, state.phi, state.psi)
 
 
 @dataclass

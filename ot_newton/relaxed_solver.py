@@ -151,12 +151,14 @@ def relaxed(pairs: Pairs, penalties: Penalties, psi: Tensor, watch: Watch) -> tu
 def annealed(pairs: Pairs, penalties: Penalties, watch: Watch) -> Tensor:
     """A psi to start from: roughly solved at each temperature from the squared diameter to eps, in units of eps."""
     radius = max(float(side.norm.max()) for side in (pairs.source, pairs.target)) * pairs.eps
-    psi, temperature = torch.full_like(pairs.target.norm, penalties[1].log_mass), 4 * radius
+    temperature, psi = 4 * radius, None
     while temperature > pairs.eps and watch.left() > 8:
-        hot = [replace(p, tau=p.tau * temperature / pairs.eps) for p in penalties]
         near = pairs.at(temperature)
-        found, _ = relaxed(near, (hot[0], hot[1]), psi, Watch(near, max(watch.tol, WARM), watch.limit - 2))
+        first, second = (replace(p, tau=p.tau * temperature / pairs.eps) for p in penalties)
+        hot = first.on(near.source), second.on(near.target)
+        start = hot[1].start(near.target) if psi is None else psi
+        found, _ = relaxed(near, hot, start, Watch(near, max(watch.tol, WARM), watch.limit - 2))
         cooler, mass = max(temperature * COOLING, pairs.eps), penalties[1].log_mass
         psi = (found.ahead - mass) * (temperature / cooler) + mass
         temperature = cooler
-    return psi
+    return penalties[1].start(pairs.target) if psi is None else psi

@@ -41,7 +41,7 @@ class SelfPlan(Counted):
     Attributes:
         x: the points as they were given, (n, d).
         a: their weights, (n,).
-        phi: potential in units of eps for weights of sum 1, (n,).
+        phi: potential in units of eps for weights of sum 1 and without the norms, as `Pairs` keeps it, (n,).
         row_sums: P1 = Pᵀ1, (n,).
         error: `2 |P1 - a exp(-f/ρ)|₁ / |P|`, the error of both sides.
         status: how the solve ended.
@@ -63,7 +63,7 @@ class SelfPlan(Counted):
     @property
     def f(self) -> Tensor:
         """The potential in units of the cost, (n,)."""
-        return self.pairs.eps * (self.phi - self.penalty.log_mass)
+        return self.pairs.source.whole(self.phi - self.penalty.log_mass, self.pairs.eps)
 
     @cached_property
     def rows(self) -> Rows:
@@ -147,8 +147,8 @@ def solve_self(
     mass = float(a.sum(dtype=torch.float64))
     penalty, points, weights = Penalty.of(eps, rho, mass), cost.embed(x), a / mass
     pairs = Pairs.of(points, points, weights, weights, eps, cost.scale, backend)
-    watch = Watch(pairs, tol, 2 * max_iter)
-    phi = torch.full_like(weights, penalty.log_mass)
+    penalty, watch = penalty.on(pairs.source), Watch(pairs, tol, 2 * max_iter)
+    phi = penalty.start(pairs.source)
     omega = 2 * (1 + penalty.tau) / (3 + 2 * penalty.tau)
     half = pairs.row(phi)
     while True:

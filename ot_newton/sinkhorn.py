@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from ot_newton.alternating import alternating, symmetric
-from ot_newton.annealing import Start, annealed
+from ot_newton.annealing import Start, annealed, is_lost
 from ot_newton.cost import Cost, make_cost
 from ot_newton.dual_newton import dual_newton
 from ot_newton.kernels.precision import full_precision
 from ot_newton.labels import Labels
 from ot_newton.pairs import Pairs
 from ot_newton.plan import Plan
-from ot_newton.potentials import Handover, Potentials, Watch
+from ot_newton.potentials import Handover, Potentials, Watch, in_gauge
 from ot_newton.status import Status
 from ot_newton.two_level import two_level
 from ot_newton.validate import (
@@ -79,7 +79,8 @@ def solve(
         anneal: ratio in (0, 1) by which the temperature falls from the squared diameter to eps, with one sweep at each
             level or, where the method is an accelerated one, as many as bring the error to 0.01; 1 for none. By default
             it is used without `init` where eps is small beside the mean cost and the first sweep leaves a large error.
-        init: a plan, or its potentials (f, g), to start from.
+        init: a plan, or its potentials (f, g), to start from. "auto" starts from nothing where they contradict each
+            other by a thousand eps.
         labels: `(l_x, l_y, W)`, classes of the points, integers (n,) and (m,), and a cost between two classes that is
             added to C; see `labels`.
         precision: of the scores on a GPU in float32: "fp32", or "tf32" and "bf16", faster from about 64 dimensions on
@@ -145,6 +146,9 @@ def solve_checked(
     swap = len(x) < len(y)
     side = pairs.swapped() if swap else pairs
     phi, psi, known = initial_potentials(init, pairs, swap)
+    if phi is not None and method == "auto" and is_lost(side, phi, psi):
+        init, (phi, psi, _) = None, initial_potentials(None, pairs, swap)
+    phi, psi = in_gauge(side, phi, psi)
     modes = known if modes is None or len(modes) != len(psi) else modes
     watch = Watch(side, tol, 2 * max_iter)
     start = Start(phi, psi, modes)
@@ -155,14 +159,14 @@ def solve_checked(
         state, status = METHODS[method](side, start.phi, start.psi, start.modes, watch)
     else:
         state, status = start.done, Status.CONVERGED
-    f, g, r, c = state.phi * eps, state.psi * eps, state.r, state.c
+    phi, psi, r, c = state.phi, state.psi, state.r, state.c
     if swap:
-        f, g, r, c = g, f, c, r
+        phi, psi, r, c = psi, phi, c, r
     total, error = pairs.passes.total, float(state.error)
     if status is Status.STALLED:
         error = max(error, watch.resolution(state))
     return Plan(
-        x=x, y=y, a=a, b=b, f=f, g=g, eps=eps, row_sums=r, col_sums=c, error=error, status=status,
+        x=x, y=y, a=a, b=b, phi=phi, psi=psi, eps=eps, row_sums=r, col_sums=c, error=error, status=status,
         n_iter=(total + 1) // 2, passes=pairs.passes, cost=cost, pairs=pairs, modes=state.modes,
     )  # fmt: skip
 
@@ -171,20 +175,21 @@ def initial_potentials(init: Initial, pairs: Pairs, swap: bool) -> tuple[Tensor 
     """(phi, psi, modes) on the side the solver works on; phi is only a guess and may be missing."""
     n, m = pairs.shape
     if init is None:
-        return None, torch.zeros_like(pairs.source.norm if swap else pairs.target.norm), None
+        side = pairs.source if swap else pairs.target
+        return None, side.reduced(torch.zeros_like(side.weights), pairs.eps), None
     given = (init.f, init.g) if isinstance(init, Plan) else init
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise TypeError(f"init: expected a plan or its potentials (f, g), got {type(init).__name__}")
     modes = init.modes if isinstance(init, Plan) else None
-    like, potentials = pairs.source.norm, []
-    for name, potential, size in (("f", given[0], n), ("g", given[1], m)):
+    potentials = []
+    for name, potential, size, side in (("f", given[0], n, pairs.source), ("g", given[1], m, pairs.target)):
         if not isinstance(potential, Tensor):
             raise TypeError(
                 f"init: expected a plan or its potentials (f, g), got {type(potential).__name__} for {name}"
             )
         if tuple(potential.shape) != (size,):
             raise ValueError(f"init: expected a potential {name} of shape ({size},), got {tuple(potential.shape)}")
-        potentials.append(potential.detach().to(dtype=like.dtype, device=like.device) / pairs.eps)
+        potentials.append(side.reduced(potential.detach().to(side.points), pairs.eps))
         if not bool(torch.isfinite(potentials[-1]).all()):
             raise ValueError(f"init: expected a finite potential {name}, over eps too")
     phi, psi = reversed(potentials) if swap else potentials

@@ -164,7 +164,8 @@ def two_level(
             last = _Step.of(state, height, *ritz_steps(V, JV, step, c), radius, b)
             step = step + last.slow
         V = orthonormal_under(JV, c) if V.shape[1] else V
-        psi = centred(psi, c) + step
+        guess, psi = state.level()
+        psi = psi + step
         if last is None or last.held:
             anderson.reset()
         else:

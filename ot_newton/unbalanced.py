@@ -52,6 +52,7 @@ class UnbalancedPlan(Plan):
         error: `|P1 - a exp(-f/ρ₁)|₁ + |Pᵀ1 - b exp(-g/ρ₂)|₁` relative to the mass |P|: how far the potentials are from
             the fixed point, where P has just the marginals that they ask for. For a side with exact marginal the term
             is its marginal error.
+        phi, psi: potentials in units of eps for weights of sum 1 and without the norms, `f/eps + log Σa - norm`.
         rho: (ρ₁, ρ₂) in units of the cost, None for a side with exact marginal.
     """
 
@@ -60,26 +61,27 @@ class UnbalancedPlan(Plan):
     @cached_property
     def penalties(self) -> Penalties:
         """What each side asks for."""
-        return Penalty.pair(self.eps, self.rho, self.a, self.b)
+        first, second = Penalty.pair(self.eps, self.rho, self.a, self.b)
+        return first.on(self.pairs.source), second.on(self.pairs.target)
 
     @cached_property
-    def phi(self) -> Tensor:
-        """Potential of the sources in units of eps for weights of sum 1, `f/eps + log Σa`, (n,)."""
-        return self.f / self.eps + self.penalties[0].log_mass
+    def f(self) -> Tensor:
+        """Potential of the sources in units of the cost, (n,)."""
+        return self.pairs.source.whole(self.phi - self.penalties[0].log_mass, self.eps)
 
     @cached_property
-    def psi(self) -> Tensor:
-        """Potential of the targets in units of eps for weights of sum 1, `g/eps + log Σb`, (m,)."""
-        return self.g / self.eps + self.penalties[1].log_mass
+    def g(self) -> Tensor:
+        """Potential of the targets in units of the cost, (m,)."""
+        return self.pairs.target.whole(self.psi - self.penalties[1].log_mass, self.eps)
 
     @property
     def mass(self) -> Tensor:
         """|P|, what is transported; shape ()."""
-        return self.row_sums.sum(dtype=torch.float64).to(self.f.dtype)
+        return self.row_sums.sum(dtype=torch.float64).to(self.phi.dtype)
 
     def value(self) -> Tensor:
         """The dual value, shape (): a lower bound of OT(x, y), off by O(error²)."""
-        return self.exact_value().to(self.f.dtype)
+        return self.exact_value().to(self.phi.dtype)
 
     def dual_value(self) -> Tensor:
         """The same as `value`."""
@@ -191,6 +193,7 @@ def solve_unbalanced(
         if not bool(torch.isfinite(points).all()):
             raise ValueError(f"{name}: expected points whose cost is finite, got a zero vector or an overflow")
     pairs = check_pairs(Pairs.of(tx, ty, a / first.mass, b / second.mass, eps, kind.scale, backend))
+    first, second = first.on(pairs.source), second.on(pairs.target)
     # The semi-dual lives on the smaller side.
     swap = len(x) < len(y)
     side, penalties = (pairs.swapped(), (second, first)) if swap else (pairs, (first, second))
@@ -201,9 +204,8 @@ def solve_unbalanced(
         phi, psi, r, c = psi, phi, c, r
     total = pairs.passes.total
     plan = UnbalancedPlan(
-        x=x, y=y, a=a, b=b, f=eps * (phi - first.log_mass), g=eps * (psi - second.log_mass), eps=eps, row_sums=r,
-        col_sums=c, error=float(state.error), status=status, n_iter=(total + 1) // 2, passes=pairs.passes, cost=kind,
-        pairs=pairs, modes=state.modes, rho=rho,
+        x=x, y=y, a=a, b=b, phi=phi, psi=psi, eps=eps, row_sums=r, col_sums=c, error=float(state.error), status=status,
+        n_iter=(total + 1) // 2, passes=pairs.passes, cost=kind, pairs=pairs, modes=state.modes, rho=rho,
     )  # fmt: skip
     if not plan.converged:
         message = f"relative residual {plan.error:.1e} after {total} passes ({status.value}). {status.advice}"
@@ -217,7 +219,7 @@ def _start(init: Initial, pairs: Pairs, side: Pairs, penalties: Penalties, watch
         return initial_potentials(init, pairs, side is not pairs)[1] + penalties[1].log_mass
     if float(max(side.source.norm.max(), side.target.norm.max())) > HOT:
         return annealed(side, penalties, watch)
-    return torch.full_like(side.target.norm, penalties[1].log_mass)
+    return penalties[1].start(side.target)
 
 
 @dataclass(frozen=True, eq=False)

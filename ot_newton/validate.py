@@ -167,7 +167,7 @@ def check_pairs(pairs: Pairs) -> Pairs:
     """The pairs themselves, where every cost over eps is within the range of the dtype. Raises ValueError."""
     for name, side in (("x", pairs.source), ("y", pairs.target)):
         # |x - y|² ≤ 4 max |x|², and the query holds what no norm shows: 1/eps, and the cost of labels
-        if not bool(torch.isfinite(4 * side.norm).all() & torch.isfinite(side.query).all()):
+        if not bool(torch.isfinite((4 * side.norm).to(side.points.dtype)).all() & torch.isfinite(side.query).all()):
             raise ValueError(
                 f"{name}: expected points whose cost over eps is finite, got an overflow; rescale or raise eps"
             )

@@ -8,7 +8,7 @@ the chain rule for second derivatives, with neither J nor T formed; k directions
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -23,6 +23,7 @@ from ot_newton.pairs import Pairs, Passes
 from ot_newton.plan import Plan
 from ot_newton.problem import Problem
 from ot_newton.problems.flat_model import FlatModule, check_deterministic, flat_model
+from ot_newton.problems.warm_start import WarmStart
 from ot_newton.pullback import PulledBackHessian, PulledBackMatrix, pulled_back_matrix
 from ot_newton.sinkhorn import solve_checked
 from ot_newton.validate import check_measures, check_points, check_positive
@@ -30,11 +31,10 @@ from ot_newton.validate import check_measures, check_points, check_positive
 DENSE_SIZE = 256
 DENSE_DIMENSIONS = 64  # of the points: the matrix needs d(d + 1)/2 columns of moments
 TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
-FARTHEST = 5.0
 PROBES = 4
 SOLVED = (
-    "f",
-    "g",
+    "phi",
+    "psi",
     "row_sums",
     "col_sums",
     "error",
@@ -119,7 +119,7 @@ class ModuleProblem(Problem):
         self.backend = dispatch.resolve(backend, self.device, self.dtype)
         self.vectorize, self.chunk = bool(vectorize), chunk
         self._point: _Point | None = None
-        self._last: _Potentials | None = None
+        self._last: WarmStart | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -186,7 +186,7 @@ class ModuleProblem(Problem):
             # The square of the residual of its block solve is what the matrix is off by.
             found = pulled_back_matrix(plan, point.model, rtol=max(0.3 * rtol**0.5, least))
             self.passes += found.passes
-            self._last = _Potentials(point.w, plan.phi, plan.psi, found.modes, found.dphi, found.dpsi)
+            self._last = WarmStart(point.w, plan.f, plan.g, found.modes, found.dphi, found.dpsi)
             point.plan, point.matrix, point.asked = plan.with_modes(found.modes), found, rtol
         self.hessian_error = point.matrix.error
         return MatrixOperator(point.matrix.matrix, symmetric=True)
@@ -228,8 +228,8 @@ class ModuleProblem(Problem):
         """The plan at a point with marginal error at most `tol`, from the cache or warm from the last potentials."""
         if point.plan is not None and (point.plan.error <= tol or not point.plan.converged):
             return point.plan
-        start = None if self._last is None else self._last.moved_to(point.w)
-        init = None if start is None else (start.phi * self.eps, start.psi * self.eps)
+        start = None if self._last is None else self._last.moved_to(point.w, self.eps)
+        init = None if start is None else (start.f, start.g)
         modes = None if start is None else start.modes
         plan = solve_checked(
             point.model.image, self.Y, self.a, self.b, self.eps, self.cost, tol,
@@ -237,7 +237,7 @@ class ModuleProblem(Problem):
         )  # fmt: skip
         self.passes += plan.passes
         tangent = (None, None) if start is None else (start.dphi, start.dpsi)
-        self._last = _Potentials(point.w, plan.phi, plan.psi, plan.modes, *tangent)
+        self._last = WarmStart(point.w, plan.f, plan.g, plan.modes, *tangent)
         point.plan = plan
         return plan
 
@@ -261,28 +261,6 @@ class _Point:
     plan: Plan | None = None
     matrix: PulledBackMatrix | None = None
     asked: float = 0.0  # accuracy for which the matrix was computed
-
-
-@dataclass(frozen=True, eq=False)
-class _Potentials:
-    """The last potentials in units of eps, and their response (n, size), (m, size) to the parameters, if known."""
-
-    w: Tensor
-    phi: Tensor
-    psi: Tensor
-    modes: Tensor | None
-    dphi: Tensor | None
-    dpsi: Tensor | None
-
-    def moved_to(self, w: Tensor) -> "_Potentials":
-        """Moved along their response to w, where that is a small move."""
-        if self.dphi is None or self.dpsi is None:
-            return self
-        step = w - self.w
-        dphi, dpsi = self.dphi @ step, self.dpsi @ step
-        if not float(torch.maximum(dphi.abs().max(), dpsi.abs().max())) < FARTHEST:
-            return self
-        return replace(self, phi=self.phi + dphi, psi=self.psi + dpsi)
 
 
 def _sensitivity(point: _Point, plan: Plan) -> float:

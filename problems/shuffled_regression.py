@@ -5,7 +5,7 @@ transport is maximum-likelihood deconvolution, Rigollet & Weed 2018, C. R. Math.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import nan
 from typing import Any, Generic, TypeVar
 
@@ -22,16 +22,16 @@ from ot_newton.pairs import Pairs, Passes
 from ot_newton.plan import Plan
 from ot_newton.problem import Problem
 from ot_newton.problems.simulation import RegressionData
+from ot_newton.problems.warm_start import WarmStart
 from ot_newton.pullback import PulledBackHessian
 from ot_newton.sinkhorn import solve_checked
 from ot_newton.validate import check_measures, check_points, check_positive
 
 LAWS = ("random", "monge", "identity")
 TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
-FARTHEST = 5.0
 COARSE = 0.02
 KEPT = ("_plan_w", "_shot", "_hessian", "_last", "_coarse", "value_error", "hessian_error")
-SOLVED = ("f", "g", "row_sums", "col_sums", "error", "status", "n_iter", "passes", "modes")  # the rest is data
+SOLVED = ("phi", "psi", "row_sums", "col_sums", "error", "status", "n_iter", "passes", "modes")  # the rest is data
 COLD = 0.2  # tighter at the first point, where the marginal error is not only that of a small step
 DENSE_SIZE = 256
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class ShuffledRegression(Problem):
         self._plan_w: Tensor | None = None
         self._shot: _At[OneShot] | None = None
         self._hessian: _At[tuple[LinearModelHessian, float]] | None = None  # with the marginal error of its plan
-        self._last: _Potentials | None = None
+        self._last: WarmStart | None = None
         self._coarse: float | None = None  # marginal error of the last gradient, if it came from unconverged potentials
 
     @property
@@ -199,7 +199,7 @@ class ShuffledRegression(Problem):
             matrix = linear_model_hessian(plan, self.design, rtol=max(0.3 * rtol**0.5, least), modes=plan.modes)
             self.passes += matrix.passes
             self._hessian = _At(w.clone(), (matrix, plan.error))
-            self._last = _Potentials(w.clone(), plan.phi, plan.psi, matrix.modes, matrix.dphi, matrix.dpsi)
+            self._last = WarmStart(w.clone(), plan.f, plan.g, matrix.modes, matrix.dphi, matrix.dpsi)
             self.plan = plan.with_modes(matrix.modes)
         self.hessian_error = matrix.error
         return matrix.known.operator
@@ -250,7 +250,7 @@ class ShuffledRegression(Problem):
         if plan is not None and (plan.error <= tol or not plan.converged):
             return plan
         start = self._predicted(w)
-        init = None if start is None else (start.phi * self.eps, start.psi * self.eps)
+        init = None if start is None else (start.f, start.g)
         plan = solve_checked(
             self._image(w), self.Y, self.a, self.b, self.eps, self.cost, tol,
             init=init, modes=None if start is None else start.modes, backend=self.backend,
@@ -258,7 +258,7 @@ class ShuffledRegression(Problem):
         self.passes += plan.passes
         self.plan, self._plan_w = plan, w.clone()
         tangent = (None, None) if start is None else (start.dphi, start.dpsi)
-        self._last = _Potentials(w.clone(), plan.phi, plan.psi, plan.modes, *tangent)
+        self._last = WarmStart(w.clone(), plan.f, plan.g, plan.modes, *tangent)
         return plan
 
     def _rough(self, w: Tensor, coarse: float) -> OneShot:
@@ -273,13 +273,12 @@ class ShuffledRegression(Problem):
         pairs = Pairs.of(self._image(w), self.Y, self.a, self.b, self.eps, self.cost.scale, self.backend)
         start = self._predicted(w)
         if start is None:
-            psi = torch.zeros_like(self.b)
-            shot = one_shot(pairs, self.design, psi, coarse=COLD * coarse)
+            shot = one_shot(pairs, self.design, torch.zeros_like(self.b), coarse=COLD * coarse)
         else:
-            shot = one_shot(pairs, self.design, start.psi, guess=start.phi, modes=start.modes, coarse=coarse)
+            shot = one_shot(pairs, self.design, start.g, guess=start.f, modes=start.modes, coarse=coarse)
         self.passes += pairs.passes
         self._shot = _At(w.clone(), shot)
-        self._last = _Potentials(w.clone(), shot.phi, shot.psi, shot.modes, shot.dphi, shot.dpsi)
+        self._last = WarmStart(w.clone(), shot.f, shot.g, shot.modes, shot.dphi, shot.dpsi)
         return shot
 
     def _finite(self, w: Tensor) -> bool:
@@ -288,16 +287,8 @@ class ShuffledRegression(Problem):
     def _image(self, w: Tensor) -> Tensor:
         return self.design @ w.reshape(self.shape)
 
-    def _predicted(self, w: Tensor) -> "_Potentials | None":
-        """Potentials to start from at w: the last ones, moved along their response where that is a small move."""
-        last = self._last
-        if last is None or last.dphi is None or last.dpsi is None:
-            return last
-        step = w - last.w
-        dphi, dpsi = last.dphi @ step, last.dpsi @ step
-        if not float(torch.maximum(dphi.abs().max(), dpsi.abs().max())) < FARTHEST:
-            return last
-        return replace(last, phi=last.phi + dphi, psi=last.psi + dpsi)
+    def _predicted(self, w: Tensor) -> WarmStart | None:
+        return None if self._last is None else self._last.moved_to(w, self.eps)
 
     def _value(self, plan: Plan) -> Tensor:
         self.value_error = 100 * self.eps * plan.error**2
@@ -352,18 +343,6 @@ class _At(Generic[T]):
 
 def _here(known: _At[T] | None, w: Tensor) -> T | None:
     return known.what if known is not None and torch.equal(known.w, w) else None
-
-
-@dataclass(frozen=True, eq=False)
-class _Potentials:
-    """The last potentials in units of eps, and their response (n, size), (m, size) to the parameters, if known."""
-
-    w: Tensor
-    phi: Tensor
-    psi: Tensor
-    modes: Tensor | None
-    dphi: Tensor | None
-    dpsi: Tensor | None
 
 
 def gaussian_monge_map(X: Tensor, Y: Tensor, a: Tensor, b: Tensor) -> Tensor:

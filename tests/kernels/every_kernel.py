@@ -14,7 +14,7 @@ def main() -> int:
         q, k, u, v = draw(n, d), draw(m, d), -draw(n), draw(m)
         operands = prepare(q, k)
         anchor = lse(q, k, v)
-        results = [anchor, *half_step(q, k, v, u, u - anchor, operands=operands)]
+        results = [anchor, *half_step(q, k, v, -anchor, operands=operands)]
         for columns in (1, 7, 33, 64, 65):
             V = draw(m, columns)
             results += [apply(q, k, u - anchor, v, V), *attend(q, k, v, V), *attend(q, k, v, V, anchor=anchor)]

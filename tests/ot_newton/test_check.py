@@ -68,7 +68,7 @@ def test_the_resolution_is_that_of_the_solver(dtype, eps):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the smaller eps is too small for float32
         plan = solve(x, y, eps)
-    state = type("State", (), {"psi": plan.psi})
+    state = type("State", (), {"phi": plan.phi, "psi": plan.psi})
     want = Watch(plan.pairs, 1e-6, 100).resolution(state)
     assert want / 2 < check(x, y, eps=eps).resolution < 2 * want
 

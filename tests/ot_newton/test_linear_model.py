@@ -80,8 +80,8 @@ def test_the_response_is_that_of_the_potentials():
         solve(case.X @ (case.W + sign * h * step), case.y, EPS, a=case.a, b=case.b, tol=1e-13) for sign in (1, -1)
     )
     for got, change, weights in (
-        (known.dphi @ step.reshape(-1), (up.phi - down.phi) / (2 * h), case.a),
-        (known.dpsi @ step.reshape(-1), (up.psi - down.psi) / (2 * h), case.b),
+        (known.dphi @ step.reshape(-1), (up.f - down.f) / (2 * h * EPS), case.a),
+        (known.dpsi @ step.reshape(-1), (up.g - down.g) / (2 * h * EPS), case.b),
     ):
         # The common centroid moves with the points, so only differences within one side can be compared.
         assert relative(got - weights @ got, change - weights @ change) < 1e-5

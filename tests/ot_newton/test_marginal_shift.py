@@ -20,10 +20,8 @@ def moved(plan, psi):
     """The plan with target potential psi that has the right row sums, its matrix, and no residual to correct."""
     phi = plan.pairs.row(psi)
     P = plan.pairs.apply(phi, psi, torch.eye(len(psi)).double())
-    target = replace(plan.pairs.target, weights=P.sum(0))
-    bias = plan.pairs.target.bias
-    pairs = replace(plan.pairs, target=replace(target, bias=bias))
-    return replace(plan, f=phi * EPS, g=psi * EPS, b=P.sum(0), row_sums=P.sum(1), col_sums=P.sum(0), pairs=pairs), P
+    pairs = replace(plan.pairs, target=replace(plan.pairs.target, weights=P.sum(0)))  # its logarithms stay
+    return replace(plan, phi=phi, psi=psi, b=P.sum(0), row_sums=P.sum(1), col_sums=P.sum(0), pairs=pairs), P
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])

@@ -28,7 +28,7 @@ def exact(X, Y, a, b, W, scale=1.0):
 def test_at_converged_potentials_it_is_exact(scale):
     X, Y, a, b, W = model()
     plan, grad, H = exact(X, Y, a, b, W, scale)
-    shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS, scale), X, plan.psi, rtol=1e-10, max_iter=40)
+    shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS, scale), X, plan.g, rtol=1e-10, max_iter=40)
     referee = Referee(X @ W, Y, EPS, a=a, b=b, scale=scale)
     assert abs(float(shot.value) - float(referee.value)) < 1e-10
     torch.testing.assert_close(shot.grad, X.T @ referee.grad_x, rtol=1e-8, atol=1e-10)
@@ -42,7 +42,7 @@ def test_value_and_gradient_are_right_to_second_order_in_the_error():
     bump = torch.randn(len(Y), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = []
     for t in (1e-1, 1e-2):
-        shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.psi + t * bump, coarse=1.0, rtol=1e-8, max_iter=40)
+        shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.g + EPS * t * bump, coarse=1.0, rtol=1e-8, max_iter=40)
         found.append((shot.error, abs(float(shot.value - plan.value())), float((shot.grad - grad).norm())))
     (error, value, slope), (less_error, less_value, less_slope) = found
     assert error > 0.02
@@ -57,19 +57,19 @@ def test_the_unfinished_hessian_lies_below():
     X, Y, a, b, W = model(200, 180)
     plan, _, H = exact(X, Y, a, b, W)
     for steps in (1, 2, 3):
-        shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.psi, rtol=1e-30, max_iter=steps)
+        shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.g, rtol=1e-30, max_iter=steps)
         assert float(torch.linalg.eigvalsh(H - shot.matrix)[0]) > -1e-9
 
 
 def test_the_response_predicts_the_next_potentials():
     X, Y, a, b, W = model()
     plan = solve(X @ W, Y, EPS, a=a, b=b, tol=1e-12)
-    shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.psi, rtol=1e-8, max_iter=40)
+    shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, plan.g, rtol=1e-8, max_iter=40)
     step = 1e-3 * torch.randn(W.numel(), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     there = solve(X @ (W + step.view_as(W)), Y, EPS, a=a, b=b, tol=1e-12)
     for predicted, stale, true, weights in (
-        (shot.psi + shot.dpsi @ step, plan.psi, there.psi, b),
-        (shot.phi + shot.dphi @ step, plan.phi, there.phi, a),
+        (shot.g + EPS * shot.dpsi @ step, plan.g, there.g, b),
+        (shot.f + EPS * shot.dphi @ step, plan.f, there.f, a),
     ):
         far, near = ((v - true) - weights @ (v - true) for v in (stale, predicted))
         assert float(near.norm()) < 0.02 * float(far.norm())

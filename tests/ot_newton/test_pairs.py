@@ -4,24 +4,53 @@ from referee import Referee, plan_matrix, pts, relative, row_potential, wts
 
 from ot_newton.labels import Labels
 from ot_newton.pairs import Pairs, Passes
+from ot_newton.potentials import dual, in_gauge
 
 EPS = 0.7
 
 
 @pytest.fixture(params=[(1.0, "dense"), (0.5, "blocked")], ids=["s=1,dense", "s=½,blocked"])
 def case(request):
-    """Pairs, their referee and a pair of arbitrary potentials in units of eps."""
+    """Pairs, their referee and a pair of arbitrary potentials as `Pairs` keeps them."""
     scale, backend = request.param
     x, y, a, b = pts(9, 3), pts(7, 3, 1), wts(9), wts(7, 2)
-    phi, psi = torch.sin(torch.arange(9.0).double()), torch.cos(torch.arange(7.0).double())
-    P = Referee(x, y, EPS, a=a, b=b, scale=scale, at=(EPS * phi, EPS * psi))
-    return Pairs.of(x, y, a, b, EPS, scale, backend), P, phi, psi
+    f, g = torch.sin(torch.arange(9.0).double()), torch.cos(torch.arange(7.0).double())
+    pairs = Pairs.of(x, y, a, b, EPS, scale, backend)
+    dense = Referee(x, y, EPS, a=a, b=b, scale=scale, at=(f, g))
+    return pairs, dense, pairs.source.reduced(f, EPS), pairs.target.reduced(g, EPS)
+
+
+def test_potentials_without_norms(case):
+    pairs, dense, phi, psi = case
+    assert relative(pairs.source.whole(phi, EPS), dense.f) < 1e-14
+    assert relative(pairs.target.whole(psi, EPS), dense.g) < 1e-14
+    f, g = (torch.randn(2, n, generator=torch.Generator().manual_seed(1)).double() for n in (9, 7))
+    norms = (dense.a @ pairs.source.norm + dense.b @ pairs.target.norm) * EPS
+    assert EPS * float(pairs.dual_of_norms) == pytest.approx(float(norms))
+    values = [
+        EPS * float(dual(pairs, pairs.source.reduced(u, EPS), pairs.target.reduced(v, EPS)))
+        for u, v in zip(f, g, strict=True)
+    ]
+    assert values == pytest.approx([float(dense.a @ u + dense.b @ v) for u, v in zip(f, g, strict=True)])
+
+
+def test_norms_cost_no_digits():
+    """In 300 dimensions the norms are hundreds of eps, and what is left of the potentials is a fifth of that."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.rand(40, 300, generator=rng), torch.rand(30, 300, generator=rng)
+    pairs = Pairs.of(x, y, wts(40).float(), wts(30, 2).float(), 0.1)
+    wide = Pairs.of(x.double(), y.double(), pairs.source.weights.double(), pairs.target.weights.double(), 0.1)
+    _, start = in_gauge(wide, None, wide.target.reduced(torch.zeros(30).double(), 0.1))
+    _, psi = in_gauge(wide, None, wide.col(wide.row(start)))
+    phi, rounded, norm = wide.row(psi), pairs.row(psi.float()), float(wide.source.norm.min())
+    assert float(phi.abs().max()) < 0.5 * norm
+    assert float((rounded - phi).abs().max()) < torch.finfo(torch.float32).eps * norm
 
 
 def test_half_steps(case):
     pairs, dense, phi, psi = case
-    want_phi = row_potential(dense.C, dense.b, EPS * psi, EPS) / EPS
-    want_psi = row_potential(dense.C.T, dense.a, EPS * phi, EPS) / EPS
+    want_phi = pairs.source.reduced(row_potential(dense.C, dense.b, dense.g, EPS), EPS)
+    want_psi = pairs.target.reduced(row_potential(dense.C.T, dense.a, dense.f, EPS), EPS)
     assert relative(pairs.row(psi), want_phi) < 1e-13
     assert relative(pairs.row(psi, want_phi + 1), want_phi) < 1e-13
     assert relative(pairs.col(phi), want_psi) < 1e-13
@@ -32,11 +61,11 @@ def test_half_steps_with_columns(case):
     pairs, dense, phi, psi = case
     V, U = pts(7, 4, 3), pts(9, 2, 4)
     new_phi, mean = pairs.row_with(psi, V, phi)
-    P = plan_matrix(dense.C, dense.a, dense.b, EPS * new_phi, EPS * psi, EPS)
+    P = plan_matrix(dense.C, dense.a, dense.b, pairs.source.whole(new_phi, EPS), dense.g, EPS)
     assert relative(P.sum(1), dense.a) < 1e-13
     assert relative(mean, (P @ V) / dense.a[:, None]) < 1e-13
     new_psi, mean = pairs.col_with(phi, U)
-    P = plan_matrix(dense.C, dense.a, dense.b, EPS * phi, EPS * new_psi, EPS)
+    P = plan_matrix(dense.C, dense.a, dense.b, dense.f, pairs.target.whole(new_psi, EPS), EPS)
     assert relative(P.sum(0), dense.b) < 1e-13
     assert relative(mean, (P.T @ U) / dense.b[:, None]) < 1e-13
 
@@ -50,9 +79,10 @@ def test_applications(case):
 
 
 def test_temperature_and_sides_share_the_count(case):
-    pairs, dense, phi, psi = case
+    pairs, dense, phi, _ = case
     hot = pairs.at(2.0)
-    assert relative(hot.row(psi), row_potential(dense.C, dense.b, 2 * psi, 2.0) / 2) < 1e-13
+    phi_hot = hot.row(hot.target.reduced(dense.g, 2.0))
+    assert relative(hot.source.whole(phi_hot, 2.0), row_potential(dense.C, dense.b, dense.g, 2.0)) < 1e-13
     assert (pairs.shape, pairs.swapped().shape) == ((9, 7), (7, 9))
     pairs.swapped().row(phi)
     assert (pairs.passes.half_steps, pairs.passes.total) == (2, 2)
@@ -83,7 +113,7 @@ def test_zero_weights():
     b = torch.tensor([0.0, 0.5, 0.5]).double()
     x, y = pts(4, 2), pts(3, 2, 1)
     pairs, without = (Pairs.of(x, t, wts(4), w, EPS) for t, w in ((y, b), (y[1:], b[1:])))
-    zero = torch.zeros(3).double()
+    zero = pairs.target.reduced(torch.zeros(3).double(), EPS)
     # Centroids agree, since weight 0 does not count.
     assert relative(pairs.row(zero), without.row(zero[1:])) < 1e-14
     phi = torch.zeros(4).double()
@@ -118,11 +148,15 @@ def test_classes_cost_what_the_table_says(backend):
         torch.randint(4, (9,), generator=rng), torch.randint(2, (7,), generator=rng), 3 * pts(4, 2, 5).double()
     )
     C = torch.cdist(x, y) ** 2 + labels.cost[labels.source][:, labels.target]
-    psi = torch.cos(torch.arange(7.0).double())
+    g = torch.cos(torch.arange(7.0).double())
     pairs = Pairs.of(x, y, a, b, EPS, backend=backend, labels=labels)
+    psi = pairs.target.reduced(g, EPS)
     phi = pairs.row(psi)
-    assert relative(phi, row_potential(C, b, EPS * psi, EPS) / EPS) < 1e-13
-    assert relative(pairs.col(phi), row_potential(C.T, a, EPS * phi, EPS) / EPS) < 1e-13
-    P = plan_matrix(C, a, b, EPS * phi, EPS * psi, EPS)
+    f = pairs.source.whole(phi, EPS)
+    assert relative(f, row_potential(C, b, g, EPS)) < 1e-13
+    assert relative(pairs.target.whole(pairs.col(phi), EPS), row_potential(C.T, a, f, EPS)) < 1e-13
+    P = plan_matrix(C, a, b, f, g, EPS)
     assert relative(pairs.swapped().apply(psi, phi, x), P.T @ x) < 1e-13
-    assert relative(pairs.at(2 * EPS).row(psi), row_potential(C, b, 2 * EPS * psi, 2 * EPS) / (2 * EPS)) < 1e-13
+    hot = pairs.at(2 * EPS)
+    f = hot.source.whole(hot.row(hot.target.reduced(g, 2 * EPS)), 2 * EPS)
+    assert relative(f, row_potential(C, b, g, 2 * EPS)) < 1e-13
