@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from ot_newton.certificate import Certificate
+from ot_newton.operators import LinearOperator, MatrixOperator
 from ot_newton.problem import Problem
 from ot_newton.status import Status
 
@@ -25,6 +26,7 @@ class State:
         lambda_min, scale: smallest eigenvalue and spectral norm of the Hessian where the last step began, NaN where
             they were not computed.
         lambda_bound: an upper bound of that eigenvalue, the Rayleigh quotient of a direction met on the way.
+        grad_floor: what rounding the point to its dtype makes of the gradient; 0 where the Hessian is no matrix.
         step_norm: Euclidean length of the last step.
         accepted: whether the last step moved the point.
         n_rejected: trial points rejected on the way.
@@ -38,6 +40,7 @@ class State:
     lambda_min: float = nan
     scale: float = nan
     lambda_bound: float = nan
+    grad_floor: float = 0.0
     step_norm: float = 0.0
     accepted: bool = True
     n_rejected: int = 0
@@ -80,6 +83,13 @@ def evaluate(problem: Problem, w: torch.Tensor, rtol: float | None = None) -> tu
     norm = torch.linalg.vector_norm(g, dtype=torch.float64)
     fun, grad_norm = torch.stack([f.detach().to(norm), norm]).tolist()
     return fun, g, grad_norm
+
+
+def gradient_floor(H: LinearOperator, w: torch.Tensor) -> float:
+    """`‖ |H| |w| ‖ eps`, by how much the gradient may change where w (size,) is rounded; 0 where H is no matrix."""
+    if not isinstance(H, MatrixOperator):
+        return 0.0
+    return torch.finfo(w.dtype).eps * float(torch.linalg.vector_norm(H.matrix.abs() @ w.abs().to(H.matrix)))
 
 
 def sharpened(problem: Problem, w: torch.Tensor, state: S, rtol: float) -> S | None:

@@ -15,7 +15,7 @@ import torch
 from ot_newton.certificate import Certificate
 from ot_newton.escape import leave_saddle
 from ot_newton.linesearch import flatter, value_noise
-from ot_newton.method import SHARP, evaluate, sharpened
+from ot_newton.method import SHARP, evaluate, gradient_floor, sharpened
 from ot_newton.operators import LinearOperator
 from ot_newton.problem import Problem
 from ot_newton.region import EXCELLENT, DescentState, Region, Trial
@@ -77,7 +77,7 @@ class ModelDescent(ABC):
         region = self._region(H, w, state, error=problem.hessian_error)
         moved, after = self._descend(problem, w, state, region, sharp=sharp)
         seen = {"lambda_min": region.lambda_min, "lambda_bound": region.lambda_bound, "scale": region.scale}
-        return moved, replace(after, **seen)
+        return moved, replace(after, grad_floor=gradient_floor(H, w), **seen)
 
     def escape_saddle(
         self, problem: Problem, w: torch.Tensor, state: DescentState, curvature: Certificate, least_fall: float = 0.0

@@ -14,7 +14,7 @@ import torch
 from ot_newton.certificate import Certificate
 from ot_newton.escape import Escape, leave_saddle
 from ot_newton.linesearch import flatter, ray_search, value_noise
-from ot_newton.method import SHARP, State, evaluate, sharpened
+from ot_newton.method import SHARP, State, evaluate, gradient_floor, sharpened
 from ot_newton.newton_model import Model, Ray, exact_model, inexact_model
 from ot_newton.operators import MatrixOperator
 from ot_newton.problem import Problem
@@ -101,7 +101,7 @@ class NewtonCG:
         else:
             model = inexact_model(H, w, state.grad, rtol=eta, error=error, radius=radius, maxiter=self.max_cg)
         seen = {"lambda_min": model.lambda_min, "lambda_bound": model.lambda_bound, "scale": model.scale}
-        state = replace(state, eta=eta, **seen)
+        state = replace(state, eta=eta, grad_floor=gradient_floor(H, w), **seen)
         if model.ray is not None:
             return self._along(problem, w, state, model.ray)
         if model.within is not None:

@@ -138,8 +138,9 @@ class Run:
         if state.status is Status.NONFINITE or not (isfinite(state.fun) and isfinite(state.grad_norm)):
             return Status.NONFINITE, ""
         stationary = state.grad_norm <= max(self.options.gtol_abs, self._gtol * self.reference)
+        rounded = state.grad_norm <= state.grad_floor
         over = self._limit()
-        if not stationary and state.status is not Status.STALLED and self.certificate is None:
+        if not (stationary or rounded) and state.status is not Status.STALLED and self.certificate is None:
             return state.status or over, ""
 
         evidence = self.certificate = self.certificate or self._certify()
@@ -147,8 +148,9 @@ class Run:
             return Status.NONFINITE, "The Hessian is not finite."
         rest = Status.CONVERGED if stationary else Status.STALLED
         if evidence.verdict is Verdict.NONNEGATIVE:
-            singular = evidence.lambda_min <= evidence.noise
-            return rest, "The Hessian is singular here: a degenerate saddle cannot be excluded." if singular else ""
+            if evidence.lambda_min <= evidence.noise:
+                return rest, "The Hessian is singular here: a degenerate saddle cannot be excluded."
+            return rest, self._floor(state) if rounded and not stationary else ""
         if evidence.verdict is Verdict.UNDECIDED:
             return Status.UNDECIDED, ""
         if self._escapable(state, evidence):
@@ -158,6 +160,13 @@ class Run:
         if evidence.relative >= -self.options.curvature_rtol:
             return rest, "f does not fall along the eigenvector by more than its noise."
         return Status.LINE_SEARCH_FAILED, "The negative eigenvalue is inconsistent with f, which rises both ways."
+
+    def _floor(self, state: State) -> str:
+        dtype = str(self.problem.dtype).removeprefix("torch.")
+        return (
+            f"The gradient, {state.grad_norm:.1e}, is at the floor of {dtype}: rounding the point changes it by "
+            f"{state.grad_floor:.1e}."
+        )
 
     def _escapable(self, state: State, evidence: Certificate) -> bool:
         """Whether f falls along the eigenvector, or has not been tried yet by a method that will try it."""

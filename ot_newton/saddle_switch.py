@@ -23,6 +23,7 @@ from ot_newton.problem import Problem
 from ot_newton.status import Status
 
 ROUGH = 0.1  # relative accuracy of the Hessian of a first look
+PATIENCE = 3  # intervals between two looks after which a λ_min that seems negative is made sure of
 RECENT = 20  # steps of the first method whose median sizes the second method's first step
 
 
@@ -61,7 +62,7 @@ class SaddleSwitch:
         escape: the first method.
         finish: the second method. If its state has a `radius` the first step is kept within `radius_factor` times the
             median of the first method's recent steps.
-        check_every: steps of the first method between two looks at λ_min.
+        check_every: least number of steps of the first method between two looks at λ_min.
         enter: the second method takes over where the lower bound of λ_min is at least −enter ‖H‖.
         leave: it hands back where an upper bound of λ_min is below −leave ‖H‖; 4·enter if None.
         dwell: least number of steps before the next change of method.
@@ -124,14 +125,13 @@ class SaddleSwitch:
         """A step of the method in charge, or an escape; before that the change of method, if it is due."""
         if state.finishing:
             return self._finish(problem, w, state)
-        look: Certificate | None = None
-        if state.since_look >= self.check_every:
-            look = self._look(problem, w)
+        look = self._look(problem, w, state) if state.since_look >= self.check_every else None
+        if look is not None:
             state = replace(state, since_look=0)
             if state.stay >= self.dwell:
                 if look.lower >= -look.tolerance:
                     return self._finish(problem, w, self._take_over(problem, w, state))
-                if look.verdict is Verdict.NEGATIVE and state.grad_norm <= self.stationary * state.reference:
+                if look.verdict is Verdict.NEGATIVE and self._at_rest(state):
                     moved, after = self.escape_saddle(problem, w, state, look)
                     if after.accepted:
                         return moved, after
@@ -155,8 +155,23 @@ class SaddleSwitch:
         state = replace(state, finishing=False, stay=-1, since_look=0, n_refused=0, last_escape=found)
         return found.point, _outer(state, inner)
 
-    def _look(self, problem: Problem, w: torch.Tensor) -> Certificate:
-        """λ_min by a rough Hessian, which may come free with the gradient, and by tighter ones while undecided."""
+    def _at_rest(self, state: SwitchState) -> bool:
+        return state.grad_norm <= self.stationary * state.reference
+
+    def _look(self, problem: Problem, w: torch.Tensor, state: SwitchState) -> Certificate | None:
+        """λ_min by a Hessian that may have come with the gradient, and by tighter ones while undecided.
+
+        None while that first one makes λ_min negative: what it costs to be sure is better spent where it is not, at the
+        next step or, since such a Hessian lies below, after several times the usual interval.
+        """
+        known = problem.hessian_at_hand(w)
+        if known is not None:
+            seen = smallest_eigenvalue(known, rtol=self.enter, error=problem.hessian_error)
+            if seen.verdict is not Verdict.UNDECIDED:
+                return seen
+            waiting = state.since_look < PATIENCE * self.check_every and not self._at_rest(state)
+            if seen.lambda_min < -seen.tolerance and waiting:
+                return None
         rough, *finer = self._accuracies
         H = problem.hessian(w, rough)
         seen = smallest_eigenvalue(H, rtol=self.enter, error=problem.hessian_error)
@@ -209,6 +224,7 @@ def _outer(state: SwitchState, inner: State) -> SwitchState:
         fun=inner.fun,
         grad=inner.grad,
         grad_norm=inner.grad_norm,
+        grad_floor=inner.grad_floor,
         phase=inner.phase,
         status=inner.status,
         inner=inner,

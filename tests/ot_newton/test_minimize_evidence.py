@@ -7,6 +7,8 @@ import torch
 from ot_newton.adam import Adam
 from ot_newton.minimize import METHODS, minimize
 from ot_newton.newton_cg import NewtonCG
+from ot_newton.operators import MatrixOperator
+from ot_newton.problem import FunctionProblem
 from ot_newton.problems import toys
 from ot_newton.saddle_switch import SaddleSwitch
 from ot_newton.status import Status
@@ -64,6 +66,23 @@ def test_rounding_floor_is_stalled_with_evidence():
     assert result.status is Status.STALLED
     assert result.lambda_min == pytest.approx(2.0)
     assert 0 < float(result.jac.norm()) < 1e-13
+
+
+@second_order
+def test_the_floor_of_the_dtype_is_named(method):
+    """A minimiser lies between float32 numbers, and f′ changes by 1e-4 from one to the next."""
+    stiff, pull = torch.tensor([[900.0, 300.0], [300.0, 500.0]]), torch.tensor([1234.567, 678.9])
+
+    class Stiff(FunctionProblem):
+        def hessian(self, w, rtol=None):
+            return MatrixOperator(super().hessian(w, rtol).to_dense(), symmetric=True)
+
+    problem = Stiff(lambda x: 0.5 * x @ stiff @ x - pull @ x + (x**4).sum(), torch.tensor([3.0, -2.0]))
+    result = minimize(problem, method=method, options={"gtol": 0.0, "gtol_abs": 1e-30})
+    floor = torch.finfo(torch.float32).eps * float(torch.linalg.vector_norm(stiff @ result.x.abs()))
+    assert result.status is Status.STALLED
+    assert 0 < float(result.jac.norm()) < 1.1 * floor
+    assert "at the floor of float32" in result.message
 
 
 def test_degenerate_stationary_point_is_named():

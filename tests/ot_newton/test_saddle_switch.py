@@ -6,6 +6,7 @@ import torch
 
 from ot_newton.adam import Adam
 from ot_newton.certificate import Verdict
+from ot_newton.galerkin import BracketedMatrix
 from ot_newton.minimize import minimize
 from ot_newton.newton_cg import NewtonCG
 from ot_newton.problems import toys
@@ -13,6 +14,13 @@ from ot_newton.saddle_switch import ROUGH, SaddleSwitch
 from ot_newton.status import Status
 
 SLOW = Adam(lr=0.02)
+
+
+def verdict(switch, problem, w, state=None):
+    """What a look at w says, which is something."""
+    look = switch._look(problem, w, state or switch.init(problem, w))
+    assert look is not None
+    return look.verdict
 
 
 def phases(result):
@@ -67,9 +75,50 @@ def test_a_rough_look_is_repeated_only_where_it_decides_nothing():
     switch = SaddleSwitch()
     for x, times in (([0.0, 0.0], 1), ([0.0, 0.41], 2)):  # curvatures (2, -2) and (2, 0.02)
         Inexact.asked.clear()
-        seen = switch._look(Inexact(x), torch.tensor(x, dtype=torch.float64))
+        problem, w = Inexact(x), torch.tensor(x, dtype=torch.float64)
+        seen = verdict(switch, problem, w)
         assert tuple(Inexact.asked) == switch._accuracies[:times]
-        assert seen.verdict is (Verdict.NEGATIVE if times == 1 else Verdict.NONNEGATIVE)
+        assert seen is (Verdict.NEGATIVE if times == 1 else Verdict.NONNEGATIVE)
+
+
+class AtHand(toys.StrictSaddle):
+    """Has a Hessian with its bracket at hand wherever it is, and counts the times that a better one is asked for."""
+
+    def __init__(self, x0, width):
+        super().__init__(x0, matrix=True)
+        self.width, self.asked = width, 0
+
+    def hessian_at_hand(self, w):
+        H = super().hessian(w).to_dense()
+        reach = self.width * torch.eye(len(H), dtype=H.dtype)
+        return BracketedMatrix(H, H - reach, H + reach)
+
+    def hessian(self, w, rtol=None):
+        self.asked += 1
+        return super().hessian(w, rtol)
+
+
+@pytest.mark.parametrize(("x", "expected"), [([0.0, 0.0], Verdict.NEGATIVE), ([0.0, 0.6], Verdict.NONNEGATIVE)])
+def test_a_hessian_at_hand_that_decides_is_enough(x, expected):
+    problem, w = AtHand(x, 0.1), torch.tensor(x, dtype=torch.float64)
+    assert verdict(SaddleSwitch(), problem, w) is expected
+    assert problem.asked == 0
+
+
+def test_an_estimate_that_is_negative_can_wait():
+    w, switch = torch.tensor([0.3, 0.0], dtype=torch.float64), SaddleSwitch(check_every=10)
+    problem = AtHand(w.tolist(), 5.0)  # curvatures (2, -2), known to 5
+    state = replace(switch.init(problem, w), since_look=10)
+    assert switch._look(problem, w, state) is None
+    assert problem.asked == 0
+    for waited in (replace(state, since_look=30), replace(state, reference=1e6)):  # long enough; at rest
+        problem.asked = 0
+        assert verdict(switch, problem, w, waited) is Verdict.NEGATIVE
+        assert problem.asked > 0
+    problem = AtHand([0.3, 0.6], 5.0)  # curvatures (2, 2.32)
+    w = torch.tensor([0.3, 0.6], dtype=torch.float64)
+    assert verdict(switch, problem, w, state) is Verdict.NONNEGATIVE
+    assert problem.asked > 0
 
 
 def test_a_bracket_that_stays_open_changes_nothing():
