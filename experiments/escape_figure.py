@@ -69,7 +69,9 @@ def draw_escape(figure: Figure, table: pd.DataFrame) -> None:
         ax.set_xlabel("step")
         for (start, method), run in table.groupby(["start", "method"], sort=False):
             _trace(ax, run, column, _METHODS[str(method)], front=start in (shown, "monge"))
-        shade_phases(ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")])
+        shade_phases(
+            ax, table[(table["start"] == shown) & (table["method"] == "adam-newton")], float(table["step"].max())
+        )
     for ax in (loss, grad):
         ax.set_yscale("log")
     loss.set_ylim(bottom=max(loss.get_ylim()[0], 1e-12))
@@ -128,16 +130,21 @@ def _trace(ax: Axes, run: pd.DataFrame, column: str, style: _Style, *, front: bo
         ax.plot(known["step"][newton], values[newton], "o", color=style.color, markersize=4, zorder=style.order)
 
 
-def shade_phases(ax: Axes, run: pd.DataFrame) -> None:
-    """Where Adam and where Newton moved the run that is shown."""
+def shade_phases(ax: Axes, run: pd.DataFrame, steps: float) -> None:
+    """Where Adam and where Newton moved the run that is shown, named where that is a good part of all `steps`."""
     if run.empty:
         return
     newton = run["phase"].isin(NEWTON_PHASES).to_numpy()
     for part in np.split(np.arange(len(run)), np.flatnonzero(np.diff(newton)) + 1):
         first, last = max(run["step"].iloc[part[0]] - 1, 0), run["step"].iloc[part[-1]]
         color, name = (BLUE, "Newton") if newton[part[0]] else (ORANGE, "Adam")
-        wide = last - first > 0.12 * run["step"].iloc[-1]
+        wide = last - first > 0.12 * steps
         shade(ax, first, last, color, name if wide else "")
+
+
+def _order(start: str) -> tuple[bool, int, str]:
+    """Numbered starts by their number, then the others by their name."""
+    return (False, int(start), "") if start.isdigit() else (True, 0, start)
 
 
 def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
@@ -148,7 +155,8 @@ def _draw_clock(ax: Axes, table: pd.DataFrame) -> None:
     ax.set_title("Time by phase", pad=16)
     ax.set_xlabel("seconds")
     labels = []
-    for (start, method), run in table.groupby(["start", "method"]):
+    runs = sorted(table.groupby(["start", "method"]), key=lambda item: (_order(str(item[0][0])), item[0][1]))
+    for (start, method), run in runs:
         spent = run["seconds"].diff().fillna(run["seconds"])
         newton = run["phase"].mask(run["phase"] == "start").bfill().isin(NEWTON_PHASES)
         row, adam = len(labels), spent[~newton].sum()

@@ -265,7 +265,7 @@ def draw_spectrum(figure: Figure, table: pd.DataFrame) -> None:
     path.axhline(0, color="black", linewidth=1)
     signed_axis(path, table["eigenvalue"])
     path.legend(loc="lower right")
-    shade_phases(path, lowest)
+    shade_phases(path, lowest, float(lowest["step"].max()))
     _draw_sorted(
         ends,
         {

@@ -114,7 +114,6 @@ PRESETS = {
         n=40_000,
         eps=(0.1, 0.25, 0.5),
         starts=24,
-        beside_starts=2,
         recipe_starts=1,
         polish_starts=8,
         polish_cells=1000,
