@@ -49,7 +49,7 @@ class Config(RunConfig):
 
     name: ClassVar[str] = "speed"
     _not_settings: ClassVar[frozenset[str]] = RunConfig._not_settings | {
-        "copy_to", "timeout", "libraries", "sizes", "large"  # they decide which cases there are, not what is in one
+        "copy_to", "timeout", "libraries", "sizes", "large", "accuracy"  # which cases there are, not what is in one
     }  # fmt: skip
 
     preset: Literal["quick", "cpu", "h200"] = "cpu"
@@ -106,8 +106,8 @@ PRESETS = {
     ),
     "cpu": Config(),
     "h200": Config(
-        preset="h200", sizes=("40000x5", "10000x64", "50000x64"), large=("1000000x5",), accuracy=(5, 64, 128, 256, 512),
-        seconds=0.4, timeout=150.0,
+        preset="h200", sizes=("40000x5", "10000x64", "50000x64"), large=("1000000x5",),
+        accuracy=(5, 64, 65, 80, 96, 128, 256, 300, 512), seconds=0.4, timeout=150.0,
     ),
 }  # fmt: skip
 
@@ -192,8 +192,7 @@ def _cases(config: Config) -> dict[str, Case]:
     if ours:
         for size in config.large:
             cases[f"{size}-{OWN}"] = partial(_compete_large, config, size)
-        if config.accuracy:
-            cases["accuracy"] = partial(_accuracy, config)
+        cases |= {f"accuracy-{d}": partial(_accuracy, config, d) for d in config.accuracy}
     for size in config.sizes:
         cases |= {f"{size}-{name}": partial(_compete, config, name, size, ("solve",)) for name in others}
     return cases
@@ -214,11 +213,10 @@ def _compete_large(config: Config, size: str, context: Context) -> Outcome:
     return _outcome(config, OWN, clouds, groups, _ask(config, OWN, [clouds], groups, seconds=0.0))
 
 
-def _accuracy(config: Config, context: Context) -> Outcome:
+def _accuracy(config: Config, d: int, context: Context) -> Outcome:
     """Errors at a moderate n: at eps and a tenth of it, and with the points moved or scaled."""
     settings = [
         (variant, _clouds(config, f"{config.accuracy_n}x{d}") | {"eps": eps} | VARIANTS[variant])
-        for d in config.accuracy
         for variant, eps in [*((variant, config.eps) for variant in VARIANTS), ("plain", config.eps / 10)]
     ]
     problems = [clouds for _, clouds in settings]
@@ -228,7 +226,7 @@ def _accuracy(config: Config, context: Context) -> Outcome:
         variant, clouds = settings[row.pop("problem", len(settings) - 1)]
         steps += _outcome(config, OWN, clouds, ("accuracy",), ([row], None), variant).steps
     worst = next((row["status"] for row in steps if row["status"] != "ok"), "ok")
-    return Outcome({"library": OWN, "n": config.accuracy_n, "groups": "accuracy", "status": worst}, steps)
+    return Outcome({"library": OWN, "n": config.accuracy_n, "d": d, "groups": "accuracy", "status": worst}, steps)
 
 
 def _clouds(config: Config, size: str) -> Row:

@@ -56,7 +56,7 @@ def draw_speed(figure: Figure, table: pd.DataFrame) -> None:
 
 def _problems(table: pd.DataFrame) -> dict[tuple[float, float], pd.DataFrame]:
     """The problems on which there is a solve to compare, in the order of the table."""
-    plain = table[(table["variant"] == "plain") & (table["run"] != "accuracy") & table["n"].notna()]
+    plain = table[(table["variant"] == "plain") & ~table["run"].str.startswith("accuracy") & table["n"].notna()]
     solved = plain[plain["task"].isin(["forward"])]
     wanted = dict.fromkeys(zip(solved["n"], solved["d"], strict=True))
     return {(n, d): plain[(plain["n"] == n) & (plain["d"] == d)] for n, d in wanted}
