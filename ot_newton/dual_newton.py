@@ -39,8 +39,8 @@ def _direction(pairs: Pairs, state: Potentials, tol: float, budget: int) -> tupl
         if bool(left <= torch.maximum(goal, rounding * torch.linalg.vector_norm(y))) or grow(space) == 0:
             break
     y, _ = space.solve(rhs)
-    d, V = (space.root_inv[:, None] * (space.Q @ y))[:, 0], space.slow_modes(BLOCK - 1)
-    E = space.ritz()[1][:, : V.shape[1]]
+    E = space.slowest(BLOCK - 1)
+    d, V = space.displacements(y)[:, 0], space.displacements(E)
     share = (E.T @ y[:, 0].to(torch.float64)).to(V.dtype)
     held = capped(V, share, CLIP)
     d = d + V @ (held - share)

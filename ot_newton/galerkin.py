@@ -122,7 +122,7 @@ class GalerkinHessian:
     def responses(self) -> tuple[Tensor, Tensor]:
         """Displacements of the two potentials in units of eps, (n, k) and (m, k)."""
         space, y = self.space, self.coordinates[:, :-1]
-        return self._rho_r - space.r_inv[:, None] * (space.PQ @ y), space.root_inv[:, None] * (space.Q @ y)
+        return self._rho_r - space.r_inv[:, None] * (space.PQ @ y), space.displacements(y)
 
     def _project(self) -> None:
         self._stages.append((self.matrix, self._unanswered))
@@ -179,7 +179,7 @@ class GalerkinHessian:
         theta, E = (t.to(self.B.dtype) for t in space.ritz())
         wanted = E.T @ (space.Q.T @ self.B[:, -1])
         share = wanted / theta.clamp_min(FLAT)
-        reach = (space.root_inv[:, None] * (space.Q @ E)).abs().amax(0) * share.abs()
+        reach = space.displacements(E).abs().amax(0) * share.abs()
         share = share * (CAP / reach.clamp_min(CAP))
         theta = theta.clamp_min(64 * torch.finfo(theta.dtype).eps)
         taken, left = torch.stack([share @ (theta * share), ((wanted - theta * share) ** 2 / theta).sum()]).tolist()

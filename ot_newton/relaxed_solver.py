@@ -91,7 +91,7 @@ def _direction(
         if not left > tol or (left > 0.99 * best and left < 1e-3) or space.grow() == 0:
             break
         best = min(best, left)
-    d = (space.root_inv[:, None] * (space.Q @ space.solve(rhs)[0]))[:, 0]
+    d = space.displacements(space.solve(rhs)[0])[:, 0]
     # |c| = |P| is what the sources ask for; the sum of c would carry rounding that 1/damping makes large.
     ratio = second.log_asked(pairs.target.weights, state.psi) - first.log_asked(pairs.source.weights, state.phi)
     d = (1 + first.tau) * (d + (torch.expm1(ratio) / damping).to(d.dtype))

@@ -10,6 +10,7 @@ from ot_newton.pairs import Pairs
 
 BLOCK = 64
 ROUNDING = 16  # times the resolution of the dtype: what Ritz values are uncertain by
+MANY = 512  # columns, above which the slowest Ritz vectors are found by themselves
 
 
 def inverse(weights: Tensor) -> Tensor:
@@ -108,6 +109,7 @@ class SchurSpace:
         self.T = torch.empty(0, 0, dtype=torch.float64, device=c.device)
         self.n_new = 0
         self._ritz: tuple[Tensor, Tensor] | None = None
+        self._L, self._positive = self.T, True
 
     def project(self, V: Tensor) -> Tensor:
         """Remove the gauge from the columns of V (m, k)."""
@@ -155,12 +157,9 @@ class SchurSpace:
         is rounding: what they leave of a component is `(τ/(θ + τ))³`, and they magnify none by more than 3/τ. Where
         T + τ is not positive, directions whose Ritz value is rounding are left out instead.
         """
-        tau = ROUNDING * torch.finfo(B.dtype).eps
-        right = (self.Q.T @ B).to(torch.float64)
-        identity = torch.eye(len(self.T), dtype=self.T.dtype, device=self.T.device)
-        L, failed = torch.linalg.cholesky_ex(self.T + tau * identity)
-        if int(failed):  # rounding was larger than that
-            theta, E = self.ritz()
+        right, L = (self.Q.T @ B).to(torch.float64), self._factor()
+        if L is None:  # rounding was larger than that
+            tau, (theta, E) = self._tau, self.ritz()
             weight = torch.where(theta > 4 * tau, 1 / theta.clamp_min(4 * tau), torch.zeros_like(theta))
             y = (E * weight) @ (E.T @ right)
         else:
@@ -170,10 +169,43 @@ class SchurSpace:
         y = y.to(B.dtype)
         return y, B - self.SQ @ y
 
+    @property
+    def _tau(self) -> float:
+        return ROUNDING * torch.finfo(self.Q.dtype).eps
+
+    def _factor(self) -> Tensor | None:
+        """The Cholesky factor of T + τ, of which only the new rows are computed; None where T + τ is not positive."""
+        old = len(self._L)
+        if self._positive and old < len(self.T):
+            side = torch.linalg.solve_triangular(self._L, self.T[:old, old:], upper=False)
+            corner = self.T[old:, old:] - side.T @ side
+            corner.diagonal().add_(self._tau)
+            corner, failed = torch.linalg.cholesky_ex(corner)
+            self._positive = not int(failed)
+            self._L = torch.cat([torch.cat([self._L, torch.zeros_like(side)], 1), torch.cat([side.T, corner], 1)], 0)
+        return self._L if self._positive else None
+
+    def slowest(self, k: int) -> Tensor:
+        """The k slowest Ritz vectors in coordinates of the basis, (j, k), orthonormal, in float64.
+
+        In a large space by inverse iteration: a mode comes out less exact the less it differs from those that follow.
+        """
+        L = self._factor()
+        if len(self.T) <= MANY or L is None:
+            return self.ritz()[1][:, :k]
+        rng = torch.Generator(device=L.device).manual_seed(len(L))
+        X = torch.randn(len(L), 2 * k, generator=rng, dtype=L.dtype, device=L.device)
+        for _ in range(3):
+            X = torch.linalg.qr(torch.cholesky_solve(X, L)).Q
+        return X @ small_eigh(X.T @ self.T @ X)[1][:, :k]
+
+    def displacements(self, y: Tensor) -> Tensor:
+        """Displacements of the potential, (m, k), for vectors in coordinates of the basis, (j, k)."""
+        return self.root_inv[:, None] * (self.Q @ y.to(self.Q.dtype))
+
     def slow_modes(self, k: int) -> Tensor:
         """Displacements of the potential along the k slowest Ritz vectors, (m, k)."""
-        E = self.ritz()[1][:, :k].to(self.Q.dtype)
-        return self.root_inv[:, None] * (self.Q @ E)
+        return self.displacements(self.slowest(k))
 
 
 def start_block(space: SchurSpace, B: Tensor, modes: Tensor | None, width: int = BLOCK, seed: int = 0) -> Tensor:

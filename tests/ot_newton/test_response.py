@@ -188,6 +188,37 @@ def test_the_slow_modes_are_those_of_the_operator():
     assert float(overlap[:4].min()) > 0.99
 
 
+def test_in_a_large_space_the_slow_modes_alone_are_found(monkeypatch):
+    """Those well apart from the ones that follow come out as from all eigenvectors, without computing those."""
+    case = Case(300, 280, eps=0.05)
+    space = SchurSpace(*case.args)
+    space.expand(torch.randn(280, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    for _ in range(3):
+        grow(space, 40)
+    theta, E = torch.linalg.eigh(space.T)
+    assert float(theta[5]) < 0.2 * float(theta[20])
+    monkeypatch.setattr("ot_newton.schur.MANY", 100)
+    monkeypatch.setattr(space, "ritz", lambda: pytest.fail("all eigenvectors were computed"))
+    found = space.slowest(10)
+    assert found.shape == (160, 10)
+    assert (found.T @ found - torch.eye(10)).abs().max() < 1e-12
+    left = float(theta[5] / theta[20]) ** 3  # of what is not slow, in three rounds
+    assert relative(torch.diag(found.T @ space.T @ found)[:5], theta[:5]) < 10 * left**2
+    assert float(torch.linalg.svdvals(E[:, :6].T @ found[:, :5]).min()) > 1 - 10 * left**2
+
+
+def test_the_factor_grows_with_the_space():
+    case = Case(300, 280, eps=0.1)
+    space = SchurSpace(*case.args)
+    right = torch.randn(280, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(1)
+    for step in range(5):
+        space.expand(torch.randn(280, 30).double())
+        if step != 2:  # two growths at once
+            y, _ = space.solve(right)
+            assert relative(y, torch.linalg.solve(space.T, space.Q.T @ right)) < 1e-10
+
+
 def test_damping_moves_the_answer():
     case = Case(12, 9)
     damped = case.respond(damping=0.1, rtol=1e-11)
