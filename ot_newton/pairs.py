@@ -10,9 +10,8 @@ since in many dimensions the norms are most of a potential, and most of what rou
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import add, sub
 from typing import Any
 
 import torch
@@ -47,11 +46,17 @@ class Passes:
 
     def __add__(self, other: "Passes") -> "Passes":
         """Both together."""
-        return Passes(*map(add, astuple(self), astuple(other)))
+        return Passes(
+            self.half_steps + other.half_steps, self.applications + other.applications, self.columns + other.columns
+        )
 
     def __sub__(self, before: "Passes") -> "Passes":
         """What has come since `before`."""
-        return Passes(*map(sub, astuple(self), astuple(before)))
+        return Passes(
+            self.half_steps - before.half_steps,
+            self.applications - before.applications,
+            self.columns - before.columns,
+        )
 
 
 class Ledger:

@@ -26,6 +26,7 @@ MEMORY = 8
 START = 0.7
 CLIP = 4.0
 EMPTY = 1e-10
+LEAST = 1e-4  # of the longest column, what another one adds at least
 FLAT = 1e-7
 GROW = 4.0
 
@@ -60,13 +61,22 @@ def ritz_steps(V: Tensor, JV: Tensor, residual: Tensor, c: Tensor) -> tuple[Tens
     """
     cV = c[:, None] * V
     M, H, right = on_host(cV.T @ V, cV.T @ JV, cV.T @ residual)
-    scale, E = small_eigh((M + M.T) / 2)
-    keep = scale > 1e-8 * scale[-1:]
-    E = E[:, keep] / scale[keep].sqrt()
+    E = _whitening((M + M.T) / 2)
     theta, F = small_eigh(E.T @ ((H + H.T) / 2) @ E)
     F = E @ F
     share = (F.T @ right) / (1 - theta).clamp_min(FLAT)
     return JV @ F.to(V), share.to(V)
+
+
+def _whitening(M: Tensor) -> Tensor:
+    """E (k, j) with `Eᵀ M E = I`, from all that M (k, k) does not hold as rounding."""
+    L, failed = torch.linalg.cholesky_ex(M)
+    sizes = L.diagonal()
+    if len(M) and not int(failed) and float(sizes.min()) > LEAST * float(sizes.max()):
+        return torch.linalg.solve_triangular(L.T, torch.eye(len(M), dtype=M.dtype), upper=True)
+    scale, E = small_eigh(M)
+    keep = scale > LEAST**2 * scale[-1:]
+    return E[:, keep] / scale[keep].sqrt()
 
 
 def capped(modes: Tensor, share: Tensor, radius: float) -> Tensor:
