@@ -1,10 +1,9 @@
 import copy
-import gc
-import io
 
 import pytest
 import torch
 from torch import nn
+from training import data, flat, last, network, training
 
 from ot_newton.adam import Adam
 from ot_newton.autograd import ot_loss
@@ -15,50 +14,6 @@ from ot_newton.newton_cg import NewtonCG
 from ot_newton.optim import SecondOrder
 from ot_newton.saddle_switch import SaddleSwitch
 from ot_newton.status import Status
-from ot_newton.training_step import Memory, StepReport
-
-
-def data(dtype=torch.float64, n=40) -> tuple[torch.Tensor, torch.Tensor]:
-    X = torch.randn(n, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return X.to(dtype), torch.sin(X[:, :1] + 2 * X[:, 1:2] * X[:, 2:]).to(dtype)
-
-
-def network(*widths: int, dtype=torch.float64, middle: nn.Module | None = None) -> nn.Sequential:
-    """A small tanh network with parameters that no random state decides."""
-    first, last = widths or (3, 4)
-    net = nn.Sequential(nn.Linear(first, last), nn.Tanh(), *([] if middle is None else [middle]), nn.Linear(last, 1))
-    net = net.to(dtype)
-    with torch.no_grad():
-        for k, p in enumerate(net.parameters()):
-            p.copy_(0.5 * torch.sin(3.0 * torch.arange(p.numel()) + k).reshape(p.shape))
-    return net
-
-
-def training(net: nn.Module, dtype=torch.float64, decay=1e-3):
-    X, Y = data(dtype)
-    return lambda: ((net(X) - Y) ** 2).mean() + decay * sum((p**2).sum() for p in net.parameters())
-
-
-def flat(net: nn.Module) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
-
-
-def last(optimizer: SecondOrder) -> StepReport:
-    assert optimizer.last is not None
-    return optimizer.last
-
-
-def memory(optimizer: SecondOrder) -> Memory:
-    assert optimizer._memory is not None
-    return optimizer._memory
-
-
-def saved(thing):
-    """What comes back from a file, read as torch reads by default."""
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -148,106 +103,6 @@ def test_a_method_that_cannot_leave_a_saddle_names_it():
     assert torch.equal(x.detach(), torch.zeros(2).double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", [*sorted(METHODS), SaddleSwitch(Adam(lr=0.03), NewtonCG(radius=2.0), check_every=3)])
-def test_saved_and_loaded_it_goes_on_bit_for_bit(method, dtype):
-    net = network(dtype=dtype)
-    optimizer, closure = SecondOrder(net.parameters(), method=method), training(net, dtype)
-    for _ in range(7):
-        optimizer.step(closure)
-    stored = saved({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-
-    other = network(dtype=dtype)
-    resumed = SecondOrder(other.parameters(), method="newton-cg")
-    other.load_state_dict(stored["net"])
-    resumed.load_state_dict(stored["optimizer"])
-    assert resumed.method == optimizer.method
-    again = training(other, dtype)
-    for _ in range(8):
-        assert torch.equal(optimizer.step(closure), resumed.step(again))
-        assert torch.equal(flat(net), flat(other))
-    assert last(optimizer).phase == last(resumed).phase
-    assert last(optimizer).nhev == last(resumed).nhev
-
-
-def test_the_state_keeps_every_dtype():
-    net = network(dtype=torch.float32)
-    optimizer, closure = SecondOrder(net.parameters(), method="adam-newton"), training(net, torch.float32)
-    for _ in range(7):
-        optimizer.step(closure)
-    resumed = SecondOrder(network(dtype=torch.float32).parameters())
-    resumed.load_state_dict(saved(optimizer.state_dict()))
-
-    def leaves(value):
-        if isinstance(value, torch.Tensor):
-            return [(value.dtype, value.tolist())]
-        if hasattr(value, "__dataclass_fields__"):
-            return [x for name in value.__dataclass_fields__ for x in leaves(getattr(value, name))]
-        return [(type(value), value)]
-
-    assert repr(leaves(optimizer._memory)) == repr(leaves(resumed._memory))  # NaN included
-    assert memory(optimizer).steps == memory(resumed).steps == 7
-
-
-def test_a_method_of_ones_own_with_state_in_other_dtypes_survives():
-    optimizer = SecondOrder([torch.ones(3, requires_grad=True)], method="adam")
-    x = optimizer.param_groups[0]["params"][0]
-    optimizer.step(lambda: (x**2).sum())
-    state = memory(optimizer).state
-    extra = {"m": torch.full((3,), 1 / 3, dtype=torch.float64), "v": torch.get_rng_state()}
-    object.__setattr__(memory(optimizer), "state", type(state)(**{**state.__dict__, **extra}))
-    resumed = SecondOrder([torch.ones(3, requires_grad=True)])
-    resumed.load_state_dict(saved(optimizer.state_dict()))
-    for name, tensor in extra.items():
-        assert getattr(memory(resumed).state, name).dtype == tensor.dtype
-        assert torch.equal(getattr(memory(resumed).state, name), tensor)
-
-
-def test_the_state_of_another_optimizer_or_model_is_refused():
-    net = network()
-    optimizer = SecondOrder(net.parameters())
-    with pytest.raises(ValueError, match="expected the state of a SecondOrder, got that of another optimizer"):
-        optimizer.load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())
-    wide = network(3, 5)
-    big = SecondOrder(wide.parameters())
-    big.step(training(wide))
-    before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=r"expected 21 trainable entries in torch\.float64, got 26"):
-        optimizer.load_state_dict(big.state_dict())
-    assert optimizer.state_dict() == before
-    fresh = SecondOrder(network().parameters())
-    fresh.load_state_dict(saved(optimizer.state_dict()))  # before the first step there is nothing to remember
-    fresh.step(lambda: torch.stack([(p**2).sum() for p in fresh.param_groups[0]["params"]]).sum())
-    assert last(fresh).accepted
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_200_steps_leave_nothing_behind(method):
-    net = network()
-    optimizer = SecondOrder(net.parameters(), method=method)
-    X, Y = data()
-    rng = torch.Generator().manual_seed(1)
-
-    def step():
-        batch = torch.randint(len(X), (8,), generator=rng)
-        optimizer.step(lambda: ((net(X[batch]) - Y[batch]) ** 2).mean())
-
-    def alive() -> int:
-        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-    for _ in range(25):  # until the memories of the method are full
-        step()
-    gc.collect()
-    gc.disable()  # so that a cycle would show
-    try:
-        before = alive()
-        for _ in range(200):
-            step()
-        assert alive() <= before + 2
-    finally:
-        gc.enable()
-
-
 def test_schedulers_are_harmless():
     runs = []
     for scheduled in (False, True):
@@ -311,50 +166,12 @@ def test_nan_away_from_the_parameters_does_not_stop_it():
     assert last(optimizer).status is Status.CONVERGED
 
 
-def test_dropout_draws_once_a_step_and_leaves_the_random_state_as_one_call_would():
-    net = network(middle=nn.Dropout(0.3))
-    closure = training(net)
-    optimizer = SecondOrder(net.parameters(), method="newton-cg")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        closure()
-        after = torch.get_rng_state()
-        losses = []
-        for seed in range(20):
-            torch.manual_seed(seed)
-            first = optimizer.step(closure)
-            if seed == 0:
-                assert torch.equal(torch.get_rng_state(), after)
-            torch.manual_seed(seed)
-            losses.append((float(first), float(closure().detach())))
-    # each accepted step lowers the loss with the units that it was taken with
-    assert all(end <= begin for begin, end in losses)
-    assert losses[-1][1] < losses[0][0]
-
-
 def test_batch_normalisation_trains():
     net = network(middle=nn.BatchNorm1d(4))
     optimizer, closure = SecondOrder(net.parameters()), training(net)
     losses = [float(optimizer.step(closure)) for _ in range(10)]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
-
-
-def test_an_interrupted_step_puts_the_parameters_back():
-    net = network()
-    optimizer, closure = SecondOrder(net.parameters()), training(net)
-    before, calls = flat(net), []
-
-    def interrupted():
-        calls.append(flat(net))
-        if not torch.equal(calls[-1], before):
-            raise KeyboardInterrupt
-        return closure()
-
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step(interrupted)
-    assert not torch.equal(calls[-1], before)
-    assert torch.equal(flat(net), before)
 
 
 def test_an_ot_loss_trains():
@@ -388,18 +205,6 @@ def test_groups_frozen_parameters_and_names():
     with pytest.raises(TypeError, match=r"expected one dtype, torch\.float64, got torch\.float32 for late"):
         optimizer.add_param_group({"params": [("late", nn.Parameter(torch.ones(2)))]})
     assert len(optimizer.param_groups) == 2
-
-
-def test_a_copy_goes_its_own_way():
-    net = network()
-    optimizer, closure = SecondOrder(net.parameters(), method="adam"), training(net)
-    optimizer.step(closure)
-    twin_net, twin = copy.deepcopy((net, optimizer))
-    held = flat(net)
-    twin.step(training(twin_net))
-    optimizer.step(closure)
-    assert torch.equal(flat(net), flat(twin_net))
-    assert not torch.equal(flat(net), held)
 
 
 @pytest.mark.parametrize("vectorize", [False, True])
