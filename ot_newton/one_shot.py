@@ -27,6 +27,8 @@ from ot_newton.two_level import START, correction, orthonormal_under, two_level
 WIDTH = 24
 SWEEPS = 6
 ANSWERED = 0.25  # of the marginal residual, what the block solve may leave
+FAR = 0.15  # of the gradient, a change by the marginal error from which on the second order shows
+NEARER = 0.3  # of the marginal error, what is then asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,7 @@ class OneShot:
         known: the Hessian (pq, pq) with its bracket and an estimate of its error.
         change: relative change of the matrix in the last step of the block solve.
         error: L1 marginal error of the plan that was used.
+        moved: norm of what answering the marginal residual changed in the gradient, relative to the gradient.
         f, g: corrected potentials, in units of the cost.
         dphi, dpsi: (n, pq) and (m, pq), their response to W in units of eps.
         modes: (m, k), slow displacements of psi.
@@ -49,6 +52,7 @@ class OneShot:
     known: Bracket
     change: float
     error: float
+    moved: float
     f: Tensor
     g: Tensor
     dphi: Tensor
@@ -115,13 +119,22 @@ def one_shot(
 
     Where they are not, two-level sweeps bring them there first. The block solve goes on until the Hessian changes by
     less than `rtol` in a step, which leaves it much closer than that, and most of the marginal residual is answered.
+    Where the marginal error changes the gradient by more than `FAR`, all of it is done once more at a smaller one.
     """
     phi = None if guess is None else pairs.source.reduced(guess, pairs.eps)
     phi, psi = in_gauge(pairs, phi, pairs.target.reduced(g, pairs.eps))
     rng = torch.Generator(device=psi.device).manual_seed(0)
     random = torch.randn(len(psi), WIDTH, generator=rng, dtype=psi.dtype, device=psi.device)
     V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
-    swept = _sweep(pairs, X, psi, phi, V)
+    swept = _near(pairs, X, _sweep(pairs, X, psi, phi, V), coarse, budget)
+    found = _finish(pairs, X, swept, rtol, max_iter)
+    if not found.moved > FAR:
+        return found
+    return _finish(pairs, X, _near(pairs, X, swept, NEARER * found.error, budget), rtol, max_iter)
+
+
+def _near(pairs: Pairs, X: Tensor, swept: _Sweep, coarse: float, budget: int) -> _Sweep:
+    """The first sweep, from this one on, whose marginal error is at most `coarse`."""
     for _ in range(SWEEPS):
         if float(swept.state.error) <= coarse or not bool((swept.state.c > 0).all()):
             break
@@ -129,9 +142,9 @@ def one_shot(
         swept = _sweep(pairs, X, psi, phi, V)
     if not float(swept.state.error) <= coarse:
         watch = Watch(pairs, coarse, pairs.passes.total + budget)
-        state, _ = two_level(pairs, swept.state.ahead, watch, modes=V, guess=swept.state.phi)
-        swept = _sweep(pairs, X, state.psi, state.phi, V if state.modes is None else state.modes[:, :WIDTH])
-    return _finish(pairs, X, swept, rtol, max_iter)
+        state, _ = two_level(pairs, swept.state.ahead, watch, modes=swept.V, guess=swept.state.phi)
+        swept = _sweep(pairs, X, state.psi, state.phi, swept.V if state.modes is None else state.modes[:, :WIDTH])
+    return swept
 
 
 def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) -> OneShot:
@@ -146,7 +159,8 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
     known = H.bracket(lambda *x: shift(pairs, X, at, dpsi, move.rho_r - dphi, *x))
     x, Px, _, _ = H.correction()
     slope = 2 * pairs.scale * (X.T @ (r[:, None] * (pairs.source.points - mean)))  # (p, q)
-    grad = slope + eps * (H.B[:, :-1].T @ x).reshape(slope.shape)
+    change = eps * (H.B[:, :-1].T @ x).reshape(slope.shape)
+    grad = slope + change
     value = eps * (dual(pairs, state.phi, state.psi) + (H.B[:, -1] @ x).to(torch.float64) / 2)
     return OneShot(
         value=value.to(X.dtype),
@@ -154,6 +168,7 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
         known=known,
         change=H.change,
         error=float(state.error),
+        moved=float(torch.linalg.vector_norm(change) / torch.linalg.vector_norm(grad)),
         f=pairs.source.whole(state.phi - space.r_inv * Px, eps),
         g=pairs.target.whole(state.psi + space.root_inv * x, eps),
         dphi=dphi,

@@ -32,7 +32,7 @@ TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
 COARSE = 0.02
 KEPT = ("_plan_w", "_shot", "_hessian", "_last", "_coarse", "value_error", "hessian_error")
 SOLVED = ("phi", "psi", "row_sums", "col_sums", "error", "status", "n_iter", "passes", "modes")  # the rest is data
-COLD = 0.4  # tighter at the first point, where the marginal error is not only that of a small step
+COLD = 0.2  # tighter at the first point, where the marginal error is not only that of a small step
 DENSE_SIZE = 256
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class ShuffledRegression(Problem):
         if not self._finite(w):
             return w.new_tensor(nan), torch.full_like(w, nan)
         if rtol is not None and rtol >= COARSE and self.size <= DENSE_SIZE and _here(self._plan_at, w) is None:
-            self._coarse = rtol
+            self._coarse = 2 * rtol
             shot = self._rough(w, self._coarse)
             return shot.value, shot.grad.reshape(-1)
         self._coarse = None

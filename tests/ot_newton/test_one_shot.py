@@ -82,6 +82,25 @@ def test_poor_potentials_are_improved_first():
     assert float(shot.value) == pytest.approx(float(exact(X, Y, a, b, W)[0].value()), abs=1e-5)
 
 
+def test_where_the_gradient_moves_far_it_is_asked_again(monkeypatch):
+    """The gradient is then right to the second order of a smaller error, at passes that other points do not take."""
+    X, Y, a, b, W = model()
+    plan, grad, _ = exact(X, Y, a, b, W)
+    bump = torch.randn(len(Y), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for far in (0.15, float("inf")):
+        monkeypatch.setattr("ot_newton.one_shot.FAR", far)
+        pairs = Pairs.of(X @ W, Y, a, b, EPS)
+        shot = one_shot(pairs, X, plan.g + EPS * bump, coarse=10.0)
+        found.append((shot.moved, shot.error, float((shot.grad - grad).norm() / grad.norm()), pairs.passes.total))
+    (moved, error, off, passes), (far_moved, far_error, far_off, fewer_passes) = found
+    assert far_moved > 0.15 > moved
+    assert error < 0.3 * far_error
+    assert off < 0.02
+    assert off < 0.3 * far_off
+    assert passes > fewer_passes
+
+
 def test_a_complete_space_says_so():
     X, Y, a, b, W = model(12, 9)
     shot = one_shot(Pairs.of(X @ W, Y, a, b, EPS), X, torch.zeros(9, dtype=torch.float64))
