@@ -27,7 +27,7 @@ from ot_newton.two_level import START, correction, orthonormal_under, two_level
 WIDTH = 24
 SWEEPS = 6
 ANSWERED = 0.25  # of the marginal residual, what the block solve may leave
-FAR = 0.15  # of the gradient, a change by the marginal error from which on the second order shows
+FAR = 1.0  # of the gradient, an estimate of the second order from which on it shows: it is several times too large
 NEARER = 0.3  # of the marginal error, what is then asked for
 
 
@@ -41,7 +41,9 @@ class OneShot:
         known: the Hessian (pq, pq) with its bracket and an estimate of its error.
         change: relative change of the matrix in the last step of the block solve.
         error: L1 marginal error of the plan that was used.
-        moved: norm of what answering the marginal residual changed in the gradient, relative to the gradient.
+        value_error: estimate of the error of the value: its third order, and what flat modes held back may add.
+        second: what the second order of the marginal error may change in the gradient, relative to it: what the first
+            order changes, times the largest displacement of psi.
         f, g: corrected potentials, in units of the cost.
         dphi, dpsi: (n, pq) and (m, pq), their response to W in units of eps.
         modes: (m, k), slow displacements of psi.
@@ -52,7 +54,8 @@ class OneShot:
     known: Bracket
     change: float
     error: float
-    moved: float
+    value_error: float
+    second: float
     f: Tensor
     g: Tensor
     dphi: Tensor
@@ -119,7 +122,7 @@ def one_shot(
 
     Where they are not, two-level sweeps bring them there first. The block solve goes on until the Hessian changes by
     less than `rtol` in a step, which leaves it much closer than that, and most of the marginal residual is answered.
-    Where the marginal error changes the gradient by more than `FAR`, all of it is done once more at a smaller one.
+    Where the marginal error is seen to matter in the second order, all of it is done once more at a smaller one.
     """
     phi = None if guess is None else pairs.source.reduced(guess, pairs.eps)
     phi, psi = in_gauge(pairs, phi, pairs.target.reduced(g, pairs.eps))
@@ -128,7 +131,7 @@ def one_shot(
     V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
     swept = _near(pairs, X, _sweep(pairs, X, psi, phi, V), coarse, budget)
     found = _finish(pairs, X, swept, rtol, max_iter)
-    if not found.moved > FAR:
+    if not found.second > FAR:
         return found
     return _finish(pairs, X, _near(pairs, X, swept, NEARER * found.error, budget), rtol, max_iter)
 
@@ -157,20 +160,23 @@ def _finish(pairs: Pairs, X: Tensor, swept: _Sweep, rtol: float, max_iter: int) 
     H.solve(state.modes, lambda now: now.change < rtol and float(now.residual[-1]) < ANSWERED, max_iter)
     dphi, dpsi = H.responses()
     known = H.bracket(lambda *x: shift(pairs, X, at, dpsi, move.rho_r - dphi, *x))
-    x, Px, _, _ = H.correction()
+    x, Px, _, left = H.correction()
+    shifted = space.root_inv * x
     slope = 2 * pairs.scale * (X.T @ (r[:, None] * (pairs.source.points - mean)))  # (p, q)
     change = eps * (H.B[:, :-1].T @ x).reshape(slope.shape)
     grad = slope + change
-    value = eps * (dual(pairs, state.phi, state.psi) + (H.B[:, -1] @ x).to(torch.float64) / 2)
+    rise, farthest = (H.B[:, -1] @ x).to(torch.float64) / 2, float(shifted.abs().max())
+    value = eps * (dual(pairs, state.phi, state.psi) + rise)
     return OneShot(
         value=value.to(X.dtype),
         grad=grad,
         known=known,
         change=H.change,
         error=float(state.error),
-        moved=float(torch.linalg.vector_norm(change) / torch.linalg.vector_norm(grad)),
+        value_error=eps * (float(rise.abs()) * min(farthest, 1.0) / 2 + left),
+        second=farthest * float(torch.linalg.vector_norm(change) / torch.linalg.vector_norm(grad)),
         f=pairs.source.whole(state.phi - space.r_inv * Px, eps),
-        g=pairs.target.whole(state.psi + space.root_inv * x, eps),
+        g=pairs.target.whole(state.psi + shifted, eps),
         dphi=dphi,
         dpsi=dpsi,
         modes=space.slow_modes(MODES),

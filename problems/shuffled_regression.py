@@ -30,7 +30,7 @@ from ot_newton.validate import check_measures, check_points, check_positive
 LAWS = ("random", "monge", "identity")
 TIGHTEST = {torch.float64: 1e-10, torch.float32: 2e-6}
 COARSE = 0.02
-KEPT = ("_plan_w", "_shot", "_hessian", "_last", "_coarse", "value_error", "hessian_error")
+KEPT = ("_plan_w", "_shot", "_hessian", "_last", "_coarse", "_compared", "value_error", "hessian_error")
 SOLVED = ("phi", "psi", "row_sums", "col_sums", "error", "status", "n_iter", "passes", "modes")  # the rest is data
 COLD = 0.2  # tighter at the first point, where the marginal error is not only that of a small step
 DENSE_SIZE = 256
@@ -98,6 +98,7 @@ class ShuffledRegression(Problem):
         self._hessian: _At[tuple[LinearModelHessian, float]] | None = None  # with the marginal error of its plan
         self._last: WarmStart | None = None
         self._coarse: float | None = None  # marginal error of the last gradient, if it came from unconverged potentials
+        self._compared = 0.0  # error of the value that came with the last gradient, with which others are compared
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,10 +157,11 @@ class ShuffledRegression(Problem):
         if not self._finite(w):
             return w.new_tensor(nan), torch.full_like(w, nan)
         if rtol is not None and rtol >= COARSE and self.size <= DENSE_SIZE and _here(self._plan_at, w) is None:
-            self._coarse = 2 * rtol
+            self._coarse, self._compared = 2 * rtol, 0.0
             shot = self._rough(w, self._coarse)
+            self._compared = shot.value_error
             return shot.value, shot.grad.reshape(-1)
-        self._coarse = None
+        self._coarse, self._compared = None, 0.0
         tol = self._tightest if rtol is None else max(self._tightest, 0.3 * rtol)
         while True:
             plan = self.solve_plan(w, tol)
@@ -170,7 +172,9 @@ class ShuffledRegression(Problem):
             allowed = 0.0 if rtol is None else rtol * float(torch.linalg.vector_norm(grad))
             needed = allowed / max(self._sensitivity(plan), torch.finfo(torch.float64).tiny)
             if plan.error <= needed or not plan.converged or tol <= self._tightest:
-                return self._value(plan), grad.reshape(-1)
+                value = self._value(plan)
+                self._compared = self.value_error
+                return value, grad.reshape(-1)
             tol = max(self._tightest, 0.5 * needed)
 
     def hessian(self, w: Tensor, rtol: float | None = None) -> LinearOperator:
@@ -263,7 +267,7 @@ class ShuffledRegression(Problem):
 
     def _rough(self, w: Tensor, coarse: float) -> OneShot:
         shot = self._one_shot(w, coarse)
-        self.value_error = 2 * self.eps * shot.error**2
+        self.value_error = max(shot.value_error, self._compared)
         return shot
 
     def _one_shot(self, w: Tensor, coarse: float) -> OneShot:
@@ -291,7 +295,7 @@ class ShuffledRegression(Problem):
         return None if self._last is None else self._last.moved_to(w, self.eps)
 
     def _value(self, plan: Plan) -> Tensor:
-        self.value_error = 100 * self.eps * plan.error**2
+        self.value_error = max(100 * self.eps * plan.error**2, self._compared)
         return plan.dual_value()
 
     def _sensitivity(self, plan: Plan) -> float:
