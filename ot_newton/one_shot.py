@@ -29,6 +29,7 @@ SWEEPS = 6
 ANSWERED = 0.25  # of the marginal residual, what the block solve may leave
 FAR = 1.0  # of the gradient, an estimate of the second order from which on it shows: it is several times too large
 NEARER = 0.3  # of the marginal error, what is then asked for
+CLOSE = 0.01  # of the marginal error that is allowed, one at which nothing is asked again, however flat L is
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ def one_shot(
     V = random if modes is None or len(modes) != len(psi) or not modes.shape[1] else modes[:, :WIDTH]
     swept = _near(pairs, X, _sweep(pairs, X, psi, phi, V), coarse, budget)
     found = _finish(pairs, X, swept, rtol, max_iter)
-    if not found.second > FAR:
+    if not found.second > FAR or found.error < CLOSE * coarse:
         return found
     return _finish(pairs, X, _near(pairs, X, swept, NEARER * found.error, budget), rtol, max_iter)
 

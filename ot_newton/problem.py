@@ -32,7 +32,8 @@ class Problem(Counted, ABC):
         passes: passes over the n×m pairs so far, by kind; a problem with pairs adds to them. None without pairs.
         n_passes: their sum.
         value_error: estimate of the absolute error of the value computed last, or of the one that came with the last
-            gradient where that is larger, rounding aside; 0.0 if exact. Line searches do not trust differences below it.
+            gradient where that is larger, rounding aside; 0.0 if exact. Line searches do not trust differences below
+            it.
         hessian_error: estimate of the relative error, in the spectral norm, of the Hessian returned last, rounding
             aside; 0.0 if exact. Eigenvalues are not trusted below it. A problem that knows more returns a
             `BracketedMatrix`, whose bounds count instead.

@@ -101,6 +101,16 @@ def test_where_the_second_order_matters_the_gradient_is_asked_again(monkeypatch)
     assert passes > fewer_passes
 
 
+def test_a_gradient_that_vanishes_is_not_asked_again():
+    """By symmetry it is 0 to rounding, and so is what the marginals change in it."""
+    X = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]]).double()
+    weights = torch.full((4,), 0.25).double()
+    pairs = Pairs.of(0 * X, X, weights, weights, EPS)
+    shot = one_shot(pairs, X, torch.zeros(4).double(), coarse=0.1)
+    assert float(shot.grad.norm()) < 1e-14
+    assert pairs.passes.total < 30
+
+
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_error_of_the_value_is_foretold(spread, seed, monkeypatch):
