@@ -198,7 +198,7 @@ class GalerkinHessian:
         cannot be told apart in this dtype, nothing is left but what the geometry says: `C (1 - τ max|y|²)` ⪯ H ⪯ C,
         τ = 2s/eps.
         """
-        lowest, identity = self._lowest_direction, torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        lowest, identity = self._lowest_direction, torch.ones_like(self.matrix[0]).diag()
         theta = self._slowest(lowest)
         x, Px, taken, left = self.correction()
         residual, whole = float(self._gram[-1, -1]), float(self._squares[-1])

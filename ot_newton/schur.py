@@ -59,7 +59,8 @@ def _cholesky_q(V: Tensor, least: float, *, relative: bool = False) -> Tensor | 
     size = float(gram.diagonal().max()) ** 0.5 if relative else 1.0
     if int(info) or not float(L.diagonal().min()) > least * size:
         return None
-    inverse_factor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False).T
+    identity = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    inverse_factor = torch.linalg.solve_triangular(L, identity, upper=False).T
     return (wide @ inverse_factor.to(V.device)).to(V.dtype)
 
 

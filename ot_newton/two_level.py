@@ -73,7 +73,7 @@ def _whitening(M: Tensor) -> Tensor:
     L, failed = torch.linalg.cholesky_ex(M)
     sizes = L.diagonal()
     if len(M) and not int(failed) and float(sizes.min()) > LEAST * float(sizes.max()):
-        return torch.linalg.solve_triangular(L.T, torch.eye(len(M), dtype=M.dtype), upper=True)
+        return torch.linalg.solve_triangular(L.T, torch.eye(len(M), dtype=M.dtype, device=M.device), upper=True)
     scale, E = small_eigh(M)
     keep = scale > LEAST**2 * scale[-1:]
     return E[:, keep] / scale[keep].sqrt()

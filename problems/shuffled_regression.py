@@ -127,9 +127,9 @@ class ShuffledRegression(Problem):
         """
         p, q = self.X.shape[1], self.Y.shape[1]
         if law == "random":
-            return self.join(torch.randn(p, q, generator=rng, dtype=torch.float64) / p**0.5)
+            return self.join(torch.randn(p, q, generator=rng, dtype=torch.float64, device=rng.device) / p**0.5)
         if law == "identity":
-            return self.join(torch.eye(p, q, dtype=torch.float64))
+            return self.join(torch.eye(p, q, dtype=torch.float64, device=self.device))
         if law == "monge":
             return self.join(gaussian_monge_map(self.X, self.Y, self.a, self.b))
         raise ValueError(f"law: expected one of {', '.join(LAWS)}, got {law!r}")

@@ -118,14 +118,18 @@ def test_nothing_around_a_call_changes(dtype, grad, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_default_dtype_and_device_do_not_matter():
-    x, y, v = pts(20, 3), pts(16, 3, 1), pts(20, 3, 2).reshape(-1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_dtype_and_device_do_not_matter(dtype):
+    x, y, v = (p.to(dtype) for p in (pts(20, 3), pts(16, 3, 1), pts(20, 3, 2).reshape(-1)))
 
     def answers() -> list[torch.Tensor]:
         plan, apart = solve(x, y, 0.5), solve_divergence(x, y, 0.5, reach=1.0)
         of_plan = [plan.value(), plan.grad(), plan.hessian() @ v, eigsh(plan.hessian(), k=2).w]
         of_losses = [ot_loss(x, y, 0.5), unbalanced_ot_loss(x, y, 0.5, 1.0), sinkhorn_divergence(x, y, 0.5)]
-        return [*of_plan, *of_losses, apart.value(), apart.hessian() @ v]
+        regression = ShuffledRegression(x, y, 0.5)
+        w = regression.start(torch.Generator(device="cpu").manual_seed(0))
+        of_regression = [*regression.value_and_grad(w, 0.05), regression.hessian(w, 0.05).to_dense()]
+        return [*of_plan, *of_losses, apart.value(), apart.hessian() @ v, *of_regression]
 
     want = answers()
     torch.set_default_dtype(torch.float16)
