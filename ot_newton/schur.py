@@ -191,8 +191,8 @@ class SchurSpace:
 
         In a large space by inverse iteration: a mode comes out less exact the less it differs from those that follow.
         """
-        L = self._factor()
-        if len(self.T) <= MANY or L is None:
+        L = self._factor() if len(self.T) > MANY else None
+        if L is None:
             return self.ritz()[1][:, :k]
         rng = torch.Generator(device=L.device).manual_seed(len(L))
         X = torch.randn(len(L), 2 * k, generator=rng, dtype=L.dtype, device=L.device)

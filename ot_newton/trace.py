@@ -170,7 +170,7 @@ def _leave_one_out(R: Tensor, eps: float) -> Tensor:
     pivots = R.diagonal()
     floor = eps * (scale if bool(scale > 0) else 1.0)
     R = R + torch.diag(torch.where(pivots.abs() < floor, floor - pivots, 0.0))
-    S = torch.linalg.solve_triangular(R, torch.eye(len(R), dtype=R.dtype), upper=True).mT
+    S = torch.linalg.solve_triangular(R, torch.eye(len(R), dtype=R.dtype, device=R.device), upper=True).mT
     S = S / S.abs().amax(0)
     return S / torch.linalg.vector_norm(S, dim=0)
 
