@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from coordinates import Rotated, Stretched
 
 from ot_newton.certificate import smallest_eigenvalue
 from ot_newton.cubic import Cubic
 from ot_newton.minimize import minimize
 from ot_newton.operators import FunctionOperator, MatrixOperator
-from ot_newton.problem import FunctionProblem, Problem
+from ot_newton.problem import FunctionProblem
 from ot_newton.problems import toys
 from ot_newton.problems.shuffled_regression import ShuffledRegression
 from ot_newton.saddle_free import SaddleFree
@@ -39,54 +40,6 @@ def points(problem, method, steps=1000, **options):
         callback=lambda intermediate_result: visited.append(intermediate_result.x),
     )
     return torch.stack(visited)
-
-
-class Rotated(Problem):
-    """f(Qᵀw): the same function in other coordinates."""
-
-    def __init__(self, inner, Q):
-        self.inner, self.Q = inner, Q
-        self.size, self.dtype, self.device = inner.size, inner.dtype, inner.device
-
-    def start(self, rng):
-        return self.Q @ self.inner.start(rng)
-
-    def value(self, w):
-        return self.inner.value(self.Q.T @ w)
-
-    def value_and_grad(self, w, rtol=None):
-        f, g = self.inner.value_and_grad(self.Q.T @ w)
-        return f, self.Q @ g
-
-    def hessian(self, w, rtol=None):
-        H = self.inner.hessian(self.Q.T @ w)
-        if self.inner.matrix:
-            return MatrixOperator(self.Q @ H.matrix @ self.Q.T, symmetric=True)
-        return FunctionOperator(H.shape, matmat=lambda V: self.Q @ (H @ (self.Q.T @ V)), dtype=H.dtype, symmetric=True)
-
-
-class Stretched(Rotated):
-    """f(w / c): the same function in other units."""
-
-    def __init__(self, inner, c):
-        super().__init__(inner, torch.eye(inner.size, dtype=inner.dtype))
-        self.c = c
-
-    def start(self, rng):
-        return self.c * self.inner.start(rng)
-
-    def value(self, w):
-        return self.inner.value(w / self.c)
-
-    def value_and_grad(self, w, rtol=None):
-        f, g = self.inner.value_and_grad(w / self.c)
-        return f, g / self.c
-
-    def hessian(self, w, rtol=None):
-        H = self.inner.hessian(w / self.c).to_dense() / self.c**2
-        if self.inner.matrix:
-            return MatrixOperator(H, symmetric=True)
-        return FunctionOperator(tuple(H.shape), matmat=lambda V: H @ V, dtype=H.dtype, symmetric=True)
 
 
 @both_hessians
